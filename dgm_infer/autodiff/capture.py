@@ -202,22 +202,30 @@ def traced(function: Callable[..., Sequence[Tensor]]) -> Callable[..., fx.GraphM
 
 
 class _Counted(TorchDispatchMode):
-    """Counts operations while it is active."""
+    """Counts operations while it is active, and the numbers that they make."""
 
     def __init__(self):
         super().__init__()
-        self.calls = 0
+        self.calls, self.numbers = 0, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.calls += 1
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        made = result if isinstance(result, (tuple, list)) else [result]
+        self.numbers += sum(each.numel() for each in made if isinstance(each, Tensor))
+        return result
 
 
 def operations(function: Callable[..., Any], *examples: Tensor) -> int:
     """Operations of a function, without its derivatives: what to know before a long simulator is captured."""
+    return work(function, *examples)[0]
+
+
+def work(function: Callable[..., Any], *examples: Tensor) -> tuple[int, int]:
+    """Operations of a function, and the numbers that they make."""
     with torch.no_grad(), _Counted() as counted:
         function(*examples)
-    return counted.calls
+    return counted.calls, counted.numbers
 
 
 @contextmanager

@@ -26,6 +26,48 @@ def _convolutions() -> dict[str, Callable[..., Any]]:
     def channels_first(x: Any) -> Any:
         return x.reshape(x.shape[0], -1, x.shape[-1]).swapaxes(1, 2).reshape(x.shape[0], x.shape[-1], *x.shape[1:-1])
 
+    # As a product of matrices, faster than convolutions in float64 or between the entries of their input.
+    def by_product(x: Any, weight: Any, stride: Any, pads: Any, dilation: Any) -> Any:
+        kernel = weight.shape[2:]
+        x = jnp.pad(channels_last(x), ((0, 0), *pads, (0, 0)))
+        sizes = [
+            (n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(x.shape[1:-1], kernel, stride, dilation, strict=True)
+        ]
+        shifted = [
+            x[
+                (
+                    slice(None),
+                    *(
+                        slice(i * d, i * d + (n - 1) * s + 1, s)
+                        for i, n, s, d in zip(at, sizes, stride, dilation, strict=True)
+                    ),
+                )
+            ]
+            for at in itertools.product(*map(range, kernel))
+        ]
+        columns = jnp.concatenate(shifted, -1).reshape(-1, len(shifted) * x.shape[-1])
+        rows = weight.reshape(*weight.shape[:2], -1).transpose(2, 1, 0).reshape(-1, weight.shape[0])
+        return channels_first((columns @ rows).reshape(x.shape[0], *sizes, -1))
+
+    # With i = s q + a the entry i of the kernel of a transposed convolution of stride s adds to outputs a, a + s, ...: those
+    # are a convolution of stride 1 for each a.
+    def by_phases(x: Any, weight: Any, stride: Any, padding: Any, extra: Any) -> Any:
+        n, kernel = len(stride), weight.shape[2:]
+        parts = [-(-k // s) for k, s in zip(kernel, stride, strict=True)]
+        filled = [(0, s * q - k) for s, q, k in zip(stride, parts, kernel, strict=True)]
+        w = jnp.pad(weight, ((0, 0), (0, 0), *filled))
+        w = w.reshape(*weight.shape[:2], *(each for pair in zip(parts, stride, strict=True) for each in pair))
+        w = jnp.flip(w, tuple(range(2, 2 + 2 * n, 2))).transpose(1, *range(3, 3 + 2 * n, 2), 0, *range(2, 2 + 2 * n, 2))
+        w = w.reshape(-1, weight.shape[0], *parts)
+        y = by_product(x, w, (1,) * n, [(q - 1, q - 1) for q in parts], (1,) * n)
+        y = y.reshape(x.shape[0], weight.shape[1], *stride, *y.shape[2:])
+        y = y.transpose(0, 1, *(each for d in range(n) for each in (2 + n + d, 2 + d)))
+        y = y.reshape(*y.shape[:2], *(a * b for a, b in zip(y.shape[2::2], y.shape[3::2], strict=True)))
+        spans = zip(y.shape[2:], x.shape[2:], kernel, stride, padding, extra, strict=True)
+        ends = [(size, p, (m - 1) * s - 2 * p + k + o) for size, m, k, s, p, o in spans]
+        y = jnp.pad(y, ((0, 0), (0, 0), *((0, max(0, p + out - size)) for size, p, out in ends)))
+        return y[(slice(None), slice(None), *(slice(p, p + out) for _, p, out in ends))]
+
     def convolution(
         x: Any,
         weight: Any,
@@ -42,6 +84,9 @@ def _convolutions() -> dict[str, Callable[..., Any]]:
         stride, padding, dilation, output_padding = (
             tuple(each) * (spatial if len(each) == 1 else 1) for each in (stride, padding, dilation, output_padding)
         )
+        shift = 0 if bias is None else bias.reshape(-1, *(1,) * spatial)
+        if transposed and groups == 1 and max(stride) > 1 and max(dilation) == 1:
+            return by_phases(x, weight, stride, padding, output_padding) + shift
         if transposed:
             # [groups * in, out, ...] is [in, groups * out, ...] of the convolution by whose gradient this is
             shape = weight.shape
@@ -54,6 +99,8 @@ def _convolutions() -> dict[str, Callable[..., Any]]:
         else:
             w, strides, dilated = weight, stride, (1,) * spatial
             pads = [(p, p) for p in padding]
+        if groups == 1 and max(dilated) == 1 and x.dtype == jnp.float64 and min(min(pad) for pad in pads) >= 0:
+            return by_product(x, w, strides, pads, dilation) + shift
         found = lax.conv_general_dilated(
             channels_last(x),
             w.reshape(*w.shape[:2], -1).transpose(2, 1, 0).reshape(*w.shape[2:], w.shape[1], w.shape[0]),
@@ -64,8 +111,7 @@ def _convolutions() -> dict[str, Callable[..., Any]]:
             dimension_numbers=(f"N{letters}C", f"{letters}IO", f"N{letters}C"),
             feature_group_count=groups,
         )
-        found = channels_first(found)
-        return found if bias is None else found + bias.reshape(-1, *(1,) * spatial)
+        return channels_first(found) + shift
 
     def convolution_backward(
         gradient: Any,
@@ -130,7 +176,9 @@ def _pools() -> dict[str, Callable[..., Any]]:
                 inside = inside & (at >= 0) & (at < size)
                 places = places * size + at.clip(0, size - 1)
             out = places.shape[:n]
-            places, inside = (np.broadcast_to(e, np.broadcast_shapes(places.shape, inside.shape)) for e in (places, inside))
+            places, inside = (
+                np.broadcast_to(e, np.broadcast_shapes(places.shape, inside.shape)) for e in (places, inside)
+            )
             places, inside = places.reshape(*out, -1), inside.reshape(*out, -1)
             windows = x.reshape(*x.shape[:-n], -1)[..., places]
             lowest = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
@@ -333,9 +381,7 @@ def _attention() -> dict[str, Callable[..., Any]]:
             scores = jnp.where(attn_mask, scores, -jnp.inf) if attn_mask.dtype == bool else scores + attn_mask
         return jax.nn.softmax(scores, -1) @ v, special.logsumexp(scores, -1)
 
-    def backward(
-        g: Any, q: Any, k: Any, v: Any, out: Any, sums: Any, dropout: float, causal: bool, **rest: Any
-    ) -> Any:
+    def backward(g: Any, q: Any, k: Any, v: Any, out: Any, sums: Any, dropout: float, causal: bool, **rest: Any) -> Any:
         return jax.vjp(lambda *x: attended(*x, dropout, causal, **rest)[0], q, k, v)[1](g)
 
     name = "_scaled_dot_product_flash_attention_for_cpu"

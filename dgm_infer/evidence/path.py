@@ -1,14 +1,18 @@
 """The path from a base to a target in base-whitened coordinates, and Hamiltonian moves along it."""
 
 import math
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..autodiff.captured import captured
+from ..autodiff.randomness import normal, uniform
 from ..kernels.integrators import PhasePoint, leapfrog
 from ..kernels.kernel import either
 from ..references.density import GaussianDensity, Whitened
+from ..sampling.execution import RepeatedCall
 from ..target import Target
 
 
@@ -56,12 +60,16 @@ class AnnealedPath:
         self.target, self.evaluations = target, 0
         self._start_from(base)
 
-    def __getstate__(self) -> dict[str, int]:
+    def __getstate__(self) -> dict[str, Any]:
         """What changes while a path is used."""
-        return {"evaluations": self.evaluations}
+        return {"evaluations": self.evaluations, "_spent": dict(self._spent)}
 
     def _start_from(self, base: Whitened) -> None:
         self.base = base
+        self._whitened = _Whitened(self.target, base)
+        # code is that of one base
+        self._spent: dict[str, float] = {}
+        self._calls: dict[str, RepeatedCall] = {}
         self._normal_base = isinstance(base, GaussianDensity)
         # psi(x) = |v|^2/2 + this, for a Gaussian
         self.base_constant = base.log_det.double() + 0.5 * base.dim * math.log(2 * math.pi)
@@ -82,23 +90,21 @@ class AnnealedPath:
 
     def at(self, v: Tensor) -> PathPoint:
         """Evaluate at ``v [chains, *batch, D]``; a non-finite energy becomes ``+inf``, a non-finite gradient zero."""
-        self.evaluations += 1
-        x = self.base.unwhiten(v)
-        energy, gradient = self._evaluated(x)
+        self.evaluations += self.gradients(v)
+        energy, gradient = captured(self._whitened).energy_and_gradient(v)
         # zero weight: no chain moves there
         energy = torch.where(energy.isfinite(), energy, math.inf)
-        gradient = self.base.scale.transpose(gradient).nan_to_num_(0.0, 0.0, 0.0)
-        return PathPoint(v, energy.to(v.dtype), gradient, *self._of_base(v, x))
+        return PathPoint(v, energy.to(v.dtype), gradient.nan_to_num(0.0, 0.0, 0.0), *self._of_base(v))
 
-    def _evaluated(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Energy and gradient of the target."""
-        return self.target.energy_and_gradient(x)
+    def gradients(self, v: Tensor) -> int:
+        """Gradients of the target per chain and problem that an evaluation at ``v`` takes."""
+        return 1
 
-    def _of_base(self, v: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _of_base(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """``psi`` less the constant and its gradient in v, as a :class:`PathPoint` holds them."""
         if self._normal_base:
             return 0.5 * v.square().sum(-1), v[..., :0]
-        energy, gradient = self.base.energy_and_gradient(x)
+        energy, gradient = self.base.energy_and_gradient(self.base.unwhiten(v))
         return (energy - self.base_constant.to(energy)).to(v.dtype), self.base.scale.transpose(gradient)
 
     def difference(self, point: PathPoint) -> Tensor:
@@ -128,11 +134,8 @@ class AnnealedPath:
             step_size: largest step, broadcast to ``[chains, *batch]``.
             n_steps: leapfrog steps.
         """
-        like = point.v
-        momentum = torch.randn(like.shape, generator=rng, dtype=like.dtype, device=like.device)
-        step = self.random_step(point, step_size, rng)
-        end, _, probability = self._trajectory(point, momentum, beta, step, n_steps)
-        return Move(end.where(self._uniform(point, rng) < probability, point), probability)
+        function = partial(_moved, self, n_steps)
+        return self._repeated(f"{n_steps} steps", function, n_steps, (point, beta, step_size), rng)
 
     def move_on(
         self, point: PathPoint, momentum: Tensor, beta: Tensor, step: Tensor, rng: torch.Generator
@@ -146,32 +149,76 @@ class AnnealedPath:
             beta: as in :meth:`move`.
             step: length of the step, ``[chains, *batch]``.
         """
-        end, p, probability = self._trajectory(point, momentum, beta, step, 1)
-        accepted = self._uniform(point, rng) < probability
-        momentum = torch.where(accepted.unsqueeze(-1), p, -momentum)
-        return Move(end.where(accepted, point), probability), momentum
+        return self._repeated("on", partial(_moved_on, self), 1, (point, momentum, beta, step), rng)
+
+    def _repeated(self, name: str, function: Any, n_steps: int, arguments: Any, rng: torch.Generator) -> Any:
+        """A move, compiled where there are many; its gradients are counted all the same."""
+        v = arguments[0].v
+        after = self.evaluations + n_steps * self.gradients(v)
+        if not self._normal_base:
+            return function(arguments, rng)
+        call = self._calls.setdefault(name, RepeatedCall(function, self._whitened))
+        key = f"{name} {tuple(v.shape)} {[tuple(each.shape) for each in arguments[1:]]}"
+        result = call(arguments, rng, key, v, n_steps, self._spent)
+        self.evaluations = after
+        return result
 
     def random_step(self, point: PathPoint, step_size: Tensor, rng: torch.Generator) -> Tensor:
         """A uniform draw between half the step size and all of it: ``[chains, *batch]``."""
-        return step_size * (0.5 + 0.5 * self._uniform(point, rng))
+        return step_size * (0.5 + 0.5 * _uniform(point, rng))
 
-    def _trajectory(
+    def trajectory(
         self, point: PathPoint, momentum: Tensor, beta: Tensor, step: Tensor, n_steps: int
     ) -> tuple[PathPoint, Tensor, Tensor]:
         """Leapfrog steps at ``beta``: the end, its momentum, and ``min(1, exp(H - H'))``."""
         beta = beta.to(point.v.dtype)
         weight = beta.unsqueeze(-1)
 
-        def annealed(point: PathPoint) -> tuple[Tensor, Tensor, PathPoint]:
+        def annealed(point: PathPoint, beta: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, PathPoint]:
             return torch.lerp(point.square, point.energy, beta), torch.lerp(point.slope, point.gradient, weight), point
 
-        start = PhasePoint(point.v, momentum, *annealed(point))
-        end = leapfrog(lambda v: annealed(self.at(v)), start, step, n_steps)
+        given = (beta.expand(point.energy.shape), weight.expand(*point.energy.shape, 1))
+        start = PhasePoint(point.v, momentum, *annealed(point, *given))
+        end = leapfrog(lambda v, *given: annealed(self.at(v), *given), start, step, n_steps, given=given)
         # energies that are not finite give NaN: rejected
-        probability = (start.hamiltonian - end.hamiltonian).clamp_max(0).exp().nan_to_num_(0.0)
+        probability = (start.hamiltonian - end.hamiltonian).clamp_max(0).exp().nan_to_num(0.0)
         return PathPoint(*end.extra), end.momentum, probability
 
-    @staticmethod
-    def _uniform(point: PathPoint, rng: torch.Generator) -> Tensor:
-        like = point.v
-        return torch.rand(like.shape[:-1], generator=rng, dtype=like.dtype, device=like.device)
+
+class _Whitened(Target):
+    """A target in the whitened coordinates of a base, ``phi(mean + L v)``."""
+
+    def __init__(self, target: Target, base: Whitened):
+        self._target, self._base = target, base
+        super().__init__(dim=base.dim, batch_shape=tuple(base.batch_shape))
+
+    def energy(self, x):
+        return self._target.energy(self._base.unwhiten(x))
+
+    def energy_and_gradient(self, x):
+        energy, gradient = self._target.energy_and_gradient(self._base.unwhiten(x))
+        return energy, self._base.scale.transpose(gradient)
+
+
+def _moved(path: AnnealedPath, n_steps: int, arguments: tuple[PathPoint, Tensor, Tensor], rng: torch.Generator) -> Move:
+    """:meth:`AnnealedPath.move`."""
+    point, beta, step_size = arguments
+    momentum = normal(point.v.shape, point.v, rng)
+    step = path.random_step(point, step_size, rng)
+    end, _, probability = path.trajectory(point, momentum, beta, step, n_steps)
+    return Move(end.where(_uniform(point, rng) < probability, point), probability)
+
+
+def _moved_on(
+    path: AnnealedPath, arguments: tuple[PathPoint, Tensor, Tensor, Tensor], rng: torch.Generator
+) -> tuple[Move, Tensor]:
+    """:meth:`AnnealedPath.move_on`."""
+    point, momentum, beta, step = arguments
+    end, p, probability = path.trajectory(point, momentum, beta, step, 1)
+    accepted = _uniform(point, rng) < probability
+    momentum = torch.where(accepted.unsqueeze(-1), p, -momentum)
+    return Move(end.where(accepted, point), probability), momentum
+
+
+def _uniform(point: PathPoint, rng: torch.Generator) -> Tensor:
+    return uniform(point.v.shape[:-1], point.v, rng)

@@ -175,6 +175,7 @@ def leapfrog(
     n_steps: int | Tensor,
     metric: Metric = IDENTITY,
     gradient_alone: Callable[[Tensor], Tensor] | None = None,
+    given: tuple[Tensor, ...] = (),
 ) -> PhasePoint:
     """``n_steps`` steps of kick-drift-kick with adjacent half kicks merged.
 
@@ -185,6 +186,7 @@ def leapfrog(
         n_steps: one number, or one per row, ``[...]``.
         metric: the inverse of the mass; momenta are those in which the kinetic energy is ``|p|^2 / 2``.
         gradient_alone: the gradient at the points before the last; None to ``evaluate`` at all points.
+        given: other arguments of ``evaluate``, which in a program may use no other tensors than these.
     """
     step = step_size.unsqueeze(-1)
     position, energy, gradient, extra = start.position, start.energy, start.gradient, start.extra
@@ -192,20 +194,20 @@ def leapfrog(
     momentum = start.momentum - 0.5 * step * metric.transpose(gradient)
     if is_captured():
         return _leapfrog_program(
-            evaluate, PhasePoint(position, momentum, *start[2:]), step, n_steps, metric, gradient_alone
+            evaluate, PhasePoint(position, momentum, *start[2:]), step, n_steps, metric, gradient_alone, given
         )
     longest = _longest(n_steps)
     for i, (_, drift, kick) in enumerate(_lengths(step, n_steps, longest)):
         position = position + drift * metric.apply(momentum)
         if gradient_alone is None or i == longest - 1:
-            energy, gradient, extra = evaluate(position)
+            energy, gradient, extra = evaluate(position, *given)
         else:
             gradient = gradient_alone(position)
         momentum.sub_(kick * metric.transpose(gradient))
     return PhasePoint(position, momentum, energy, gradient, extra)
 
 
-def _leapfrog_program(evaluate, start, step, n_steps, metric, gradient_alone) -> PhasePoint:
+def _leapfrog_program(evaluate, start, step, n_steps, metric, gradient_alone, given) -> PhasePoint:
     """:func:`leapfrog` after its first half kick, as a loop that can be captured.
 
     With a gradient of its own for the points before the last one, that is evaluated after the loop.
@@ -214,11 +216,11 @@ def _leapfrog_program(evaluate, start, step, n_steps, metric, gradient_alone) ->
     longest = n_steps.max()
 
     def drifted(k, position, momentum, constants) -> Tensor:
-        step, n_steps, metric = constants
+        step, n_steps, metric = constants[:3]
         return torch.where((k < n_steps).unsqueeze(-1), position + step * metric.apply(momentum), position)
 
     def kicked(k, momentum, gradient, constants) -> Tensor:
-        step, n_steps, metric = constants
+        step, n_steps, metric = constants[:3]
         # a full step inside a trajectory, half a step at its end, and nothing after it
         halves = (k < n_steps).to(step) + (k + 1 < n_steps).to(step)
         return momentum - 0.5 * halves.unsqueeze(-1) * step * metric.transpose(gradient)
@@ -228,10 +230,10 @@ def _leapfrog_program(evaluate, start, step, n_steps, metric, gradient_alone) ->
         position = drifted(k, position, momentum, constants)
         if gradient_alone is not None:
             return position, kicked(k, momentum, gradient_alone(position), constants)
-        energy, gradient, extra = evaluate(position)
+        energy, gradient, extra = evaluate(position, *constants[3:])
         return position, kicked(k, momentum, gradient, constants), energy, gradient, *extra
 
-    constants = (step, n_steps, metric)
+    constants = (step, n_steps, metric, *given)
     if gradient_alone is None:
         end: Any = repeat(longest, body, (*start[:4], *start.extra), constants)
         position, momentum, energy, gradient, *extra = end
@@ -239,7 +241,7 @@ def _leapfrog_program(evaluate, start, step, n_steps, metric, gradient_alone) ->
     inside: Any = repeat(longest - 1, body, (start.position, start.momentum), constants)
     position, momentum = inside
     position = drifted(longest - 1, position, momentum, constants)
-    energy, gradient, extra = evaluate(position)
+    energy, gradient, extra = evaluate(position, *given)
     return PhasePoint(position, kicked(longest - 1, momentum, gradient, constants), energy, gradient, extra)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..autodiff.capture import operations
+from ..autodiff.capture import operations, work
 from ..autodiff.captured import CapturedTarget, evaluated_by
 from ..autodiff.programs import CompiledTarget, Program
 from ..autodiff.pytrees import flatten, tree_map
@@ -34,6 +34,8 @@ class CompilationSettings:
 
     call: float = 1e-5
     """Seconds of an operation of a gradient that the target computes as it stands: 33 to 43 take 240 to 380 us."""
+    number: float = 1e-9
+    """Seconds that a number takes to make: an elementwise operation of a million takes one millisecond."""
     around: int = 150
     """Operations of a transition around its trajectory."""
     step: int = 15
@@ -255,3 +257,57 @@ def evaluation(target: Target, x: Tensor, times: int) -> Callable[[Tensor], tupl
         return CompiledTarget(CapturedTarget(target, _SETTINGS.longest), x).energy_and_gradient
     except ModelError:
         return target.energy_and_gradient
+
+
+class RepeatedCall:
+    """A function ``function(arguments, rng) -> result`` of trees that is called many times, with the same shapes.
+
+    It is compiled once its calls have taken as long, by count, as compiling takes: at most twice the time of whoever
+    knew the number of calls before.
+
+    Args:
+        function: as of :class:`Program`.
+        target: what its calls evaluate.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any], target: Target):
+        self._function, self._target = function, target
+        self._programs: dict[str, Program | None] = {}
+        self._costs: dict[str, tuple[float, float]] = {}
+
+    def __call__(
+        self, arguments: Any, rng: torch.Generator, key: str, at: Tensor, gradients: int, spent: dict[str, float]
+    ) -> Any:
+        """The result.
+
+        Args:
+            key: of the function and of the shapes of its arguments.
+            at: positions of the target.
+            gradients: how many gradients at such positions a call takes.
+            spent: seconds by count, by key; kept by the caller, so that what goes on after a stop does the same.
+        """
+        if key not in self._costs:
+            self._costs[key] = self._cost(at)
+        each, compiling = self._costs[key]
+        spent[key] = spent.get(key, 0.0) + gradients * each
+        if spent[key] > compiling and key not in self._programs:
+            self._programs[key] = self._program(arguments)
+        program = self._programs.get(key)
+        return self._function(arguments, rng) if program is None else program(arguments, rng)
+
+    def _cost(self, at: Tensor) -> tuple[float, float]:
+        """Seconds of a gradient, and of compiling it."""
+        calls, numbers = work(self._target.energy, at)
+        size = _SETTINGS.gradient * calls
+        if at.is_cuda or calls > _SETTINGS.longest:
+            return 0.0, 1.0
+        each = size * _SETTINGS.call + _SETTINGS.gradient * numbers * _SETTINGS.number
+        return each, _SETTINGS.compiles + _SETTINGS.each * size
+
+    def _program(self, arguments: Any) -> Program | None:
+        try:
+            program = Program(self._function, arguments)
+            program.compile()
+        except ModelError:
+            return None
+        return program

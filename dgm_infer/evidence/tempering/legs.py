@@ -43,12 +43,9 @@ class Legs(AnnealedPath):
         self._own = self._own.refined(draws, draws.new_zeros(draws.shape[:-1]), kind="full")
         self._start_from(_side_by_side(self._own, self._broad))
 
-    def at(self, v: Tensor) -> PathPoint:
-        """Evaluate at ``[..., chains, legs, *batch, D]``."""
-        point = super().at(v)
-        replicas = v.shape[: v.ndim - self.base.mean.ndim - 1].numel() * self.count
-        self.evaluations += replicas - 1
-        return point
+    def gradients(self, v: Tensor) -> int:
+        """Those at ``[..., chains, legs, *batch, D]``."""
+        return v.shape[: v.ndim - self.base.mean.ndim - 1].numel() * self.count
 
     def coordinates(self, x: Tensor) -> Tensor:
         """Whitened coordinates on every leg of points ``[..., *batch, D]``: ``[..., legs, *batch, D]``."""
@@ -65,7 +62,7 @@ class Legs(AnnealedPath):
         x = self.base.unwhiten(targets.v)[:, -1]
         energy = targets.energy[:, -1:].expand_as(targets.energy)
         v = self.coordinates(x)
-        return self._difference(energy, self._of_base(v, self.base.unwhiten(v))[0])
+        return self._difference(energy, self._of_base(v)[0])
 
 
 def broad_reference(found: Modes, base: Whitened) -> Gaussian:

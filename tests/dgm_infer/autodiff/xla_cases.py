@@ -234,7 +234,9 @@ def _shapes() -> Iterator[Case]:
     }  # fmt: skip
     for name, function in functions.items():
         yield Case(name, function, (x,))
-    yield Case("numbers", lambda x: [x.flip(()), x.transpose(0, 0), x.clone(), x.view(1), x.unfold(0, 1, 1)], (normal(),))
+    yield Case(
+        "numbers", lambda x: [x.flip(()), x.transpose(0, 0), x.clone(), x.view(1), x.unfold(0, 1, 1)], (normal(),)
+    )
 
 
 def _indexed() -> Iterator[Case]:
@@ -255,7 +257,9 @@ def _indexed() -> Iterator[Case]:
             aten.index_put(x, [m], x[0, :1], a),
         ]  # fmt: skip
         yield Case(f"index_put by a mask {accumulate}", by_mask, (x, truths(4, 5), truths(4)))
-        yield Case(f"put {accumulate}", lambda x, i, v, a=accumulate: aten.put(x, i, v, a), (x, whole(0, 7, -1), normal(3)))
+        yield Case(
+            f"put {accumulate}", lambda x, i, v, a=accumulate: aten.put(x, i, v, a), (x, whole(0, 7, -1), normal(3))
+        )
     inside = whole(0, 3, 1)
     yield Case("index_select", lambda x, i: [x.index_select(0, i), x.index_select(-1, i), x[0, 0].index_select(0, i[:1])],
                (x, inside))  # fmt: skip
@@ -308,8 +312,12 @@ def _algebra() -> Iterator[Case]:
                 aten.linalg_solve_triangular(a[0], b, upper=u), *aten.triangular_solve(b, a, u, f)], (s, right), 1e4)  # fmt: skip
     square = normal(3, 4, 4)
     yield Case("linalg_inv_ex", lambda x: [*aten.linalg_inv_ex(x), torch.linalg.inv(x)], (square,), 1e4)
-    yield Case("linalg_lu_factor_ex", lambda x: [*aten.linalg_lu_factor_ex(x), *torch.linalg.lu(x),
-               *torch.lu_unpack(*torch.linalg.lu_factor(x))], (square,), 1e3)
+    yield Case(
+        "linalg_lu_factor_ex",
+        lambda x: [*aten.linalg_lu_factor_ex(x), *torch.linalg.lu(x), *torch.lu_unpack(*torch.linalg.lu_factor(x))],
+        (square,),
+        1e3,
+    )
     yield Case("linalg_lu_solve", lambda x, b: [torch.linalg.lu_solve(*torch.linalg.lu_factor(x), b),
                torch.linalg.lu_solve(*torch.linalg.lu_factor(x), b.mT, left=False),
                torch.linalg.lu_solve(*torch.linalg.lu_factor(x), b, adjoint=True)], (square, right), 1e4)  # fmt: skip
@@ -343,21 +351,37 @@ def _layers() -> Iterator[Case]:
     for n, shape in {1: (7,), 2: (7, 6), 3: (5, 4, 6)}.items():
         x, weight, bias = normal(2, 4, *shape), normal(6, 2, *(3, 2, 3)[:n], seed=1), normal(6, seed=2)
         one, two = [1] * n, [2] * n
-        for label, rest in {"plain": (one, [0] * n, one, False, [0] * n, 2), "dilated": (two, one, two, False, [0] * n, 2)}.items():
-            yield Case(f"convolution {n} {label}", lambda x, w, b, r=rest: aten.convolution(x, w, b, *r), (x, weight, bias), 10)
+        for label, rest in {
+            "plain": (one, [0] * n, one, False, [0] * n, 2),
+            "dilated": (two, one, two, False, [0] * n, 2),
+        }.items():
+            yield Case(
+                f"convolution {n} {label}", lambda x, w, b, r=rest: aten.convolution(x, w, b, *r), (x, weight, bias), 10
+            )
         back = normal(4, 3, *(3, 2, 3)[:n], seed=1)
         turned = (two, one, one, True, one, 2)
-        yield Case(f"convolution {n} transposed", lambda x, w, b, r=turned: aten.convolution(x, w, b, *r), (x, back, bias), 10)
+        yield Case(
+            f"convolution {n} transposed", lambda x, w, b, r=turned: aten.convolution(x, w, b, *r), (x, back, bias), 10
+        )
         for label, w, rest in (("plain", weight, (one, one, one, False, [0] * n, 2)), ("transposed", back, turned)):
             yield Case(f"convolution_backward {n} {label}", _convolution_backward(rest), (x, w, bias), 100)
     x2, x3 = normal(2, 3, 7, 6), normal(2, 3, 5, 4, 6)
     bad = x2.masked_fill(truths(7, 6) & truths(2, 3, 7, 6), -INF)
-    for name, x, n in (("max_pool2d_with_indices", x2, 2), ("max_pool2d_with_indices", bad, 2), ("max_pool3d_with_indices", x3, 3)):
+    for name, x, n in (
+        ("max_pool2d_with_indices", x2, 2),
+        ("max_pool2d_with_indices", bad, 2),
+        ("max_pool3d_with_indices", x3, 3),
+    ):
         for rest in ((3,), (2, 1, 1), ([2, 3] if n == 2 else 3, 2, 1, 1, True), (2, 2, 0, 2)):
             yield Case(f"{name} {rest}", _pooled(name, rest), (x,))
     for n, x in ((1, x2[0]), (2, x2), (3, x3)):
         f = getattr(aten, f"avg_pool{n}d")
-        for rest in (([2] * n,), ([3] * n, [2] * n, [1] * n), ([3] * n, [2] * n, [1] * n, True), ([3] * n, [2] * n, [1] * n, True, False)):
+        for rest in (
+            ([2] * n,),
+            ([3] * n, [2] * n, [1] * n),
+            ([3] * n, [2] * n, [1] * n, True),
+            ([3] * n, [2] * n, [1] * n, True, False),
+        ):
             yield Case(f"avg_pool{n}d {rest}", lambda x, f=f, r=rest: f(x, *r), (x,))
         if n > 1:
             g = getattr(aten, f"avg_pool{n}d_backward")
@@ -386,7 +410,12 @@ def _layers() -> Iterator[Case]:
         yield Case(f"{name} {causal}", lambda q, k, v, c=causal: attended(q, k, v, 0.0, c), (q, k, v), 10)
         yield Case(f"{name}_backward {causal}", lambda q, k, v, c=causal: backward(
             q.cos(), q, k, v, *attended(q, k, v, 0.0, c), 0.0, c), (q, k, v), 100)  # fmt: skip
-    yield Case("attention with a mask", lambda q, k, v, m: attended(q, k, v, attn_mask=m, scale=0.3), (q, k, v, normal(5, 5)), 10)
+    yield Case(
+        "attention with a mask",
+        lambda q, k, v, m: attended(q, k, v, attn_mask=m, scale=0.3),
+        (q, k, v, normal(5, 5)),
+        10,
+    )
 
 
 def _convolution_backward(rest: tuple[Any, ...]) -> Callable[..., Any]:
@@ -438,7 +467,5 @@ def _upsampled(name: str, out: list[int], rest: list[Any]) -> Callable[..., Any]
 
 
 CASES = {
-    case.name: case
-    for group in (_elementwise, _reductions, _shapes, _indexed, _algebra, _layers)
-    for case in group()
+    case.name: case for group in (_elementwise, _reductions, _shapes, _indexed, _algebra, _layers) for case in group()
 }

@@ -85,7 +85,10 @@ def largest_difference(pairs):
         assert torch.equal(fast_info.status, info.status)
         assert torch.equal(fast_info.tuning.retried, info.tuning.retried)
         moved = (fast.position - state.position, fast.energy - state.energy)
-        moved += (fast_info.acceptance_rate - info.acceptance_rate, fast_info.tuning.end.momentum - info.tuning.end.momentum)
+        moved += (
+            fast_info.acceptance_rate - info.acceptance_rate,
+            fast_info.tuning.end.momentum - info.tuning.end.momentum,
+        )
         differences += [each.abs().max().item() for each in moved]
     return max(differences)
 
@@ -109,6 +112,7 @@ def test_a_program_makes_the_transitions_of_its_kernel(name, solver, split):
     assert (positions[0] - positions[-1]).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("name", cases(dict.fromkeys(("dense", "pairs", "scalar units, a mask a problem")), quick=("dense",)))
-def test_machine_code_makes_the_transitions_of_its_kernel(name):
-    ...
+@pytest.mark.parametrize(
+    "name", cases(dict.fromkeys(("dense", "pairs", "scalar units, a mask a problem")), quick=("dense",))
+)
+def test_machine_code_makes_the_transitions_of_its_kernel(name): ...
