@@ -92,8 +92,17 @@ def capture(function: Callable[..., Sequence[Tensor]], *examples: Tensor, differ
     if random:
         raise ModelError(f"it draws random numbers ({random[0].target})")
     module, constants = lift_constants(module)
+    module = _functional(module, [*constants, *examples])
     with torch.no_grad():
         return Graph(*simplified(module, constants, differentiable=differentiable))
+
+
+def _functional(module: fx.GraphModule, examples: Sequence[Tensor]) -> fx.GraphModule:
+    """The same graph without operations that write into tensors, which could be constants that are computed once."""
+    if not any(isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable for n in module.graph.nodes):
+        return module
+    with torch.no_grad():
+        return traced(torch.func.functionalize(module, remove="mutations"))(*examples)
 
 
 def value_and_gradient(

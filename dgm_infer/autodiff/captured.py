@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,8 +14,10 @@ from .capture import capture, operations, quiet, value_and_gradient
 from .loops import is_captured
 from .rolled import rolled
 
-# The targets of the program that is being captured, by identity.
-_TARGETS: ContextVar[dict[int, "CapturedTarget"]] = ContextVar("targets")
+Made = TypeVar("Made")
+
+# The targets, and other subjects, of the program that is being captured, by identity.
+_TARGETS: ContextVar[dict[int, Any]] = ContextVar("targets")
 # A target, and what it is evaluated by.
 _EVALUATED: ContextVar[tuple[Any, Any]] = ContextVar("evaluated", default=(None, None))
 # Size of the move to the second point at which a graph is compared with its function.
@@ -33,8 +35,15 @@ def captured(target: Target) -> Target:
     if not is_captured():
         own, other = _EVALUATED.get()
         return other if own is target else target
+    return once(target, lambda: CapturedTarget(target))
+
+
+def once(subject: Any, make: Callable[[], Made]) -> Made:
+    """What is made of a subject that lives as long as it, once per program that is being captured."""
     known = _TARGETS.get()
-    return known.setdefault(id(target), CapturedTarget(target))
+    if id(subject) not in known:
+        known[id(subject)] = make()
+    return known[id(subject)]
 
 
 @contextmanager

@@ -202,8 +202,10 @@ def _pull(value: Tensor, x: Tensor, vectors: Tensor, *, again: bool) -> Tensor:
 
 
 def _is_traced(u: Tensor) -> bool:
-    # a traced tensor has a type of its own
-    return type(u) is not Tensor
+    # a traced tensor may have a type of its own
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    return type(u) is not Tensor or get_proxy_mode() is not None
 
 
 @functools.cache

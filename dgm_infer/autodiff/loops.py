@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from .capture import bound, bound_graphs, recorded_graphs
-from .pytrees import flatten, unflatten
+from .pytrees import flatten, tree_map, unflatten
 
 Tree = TypeVar("Tree")
 
-# Whether a program is being captured: its values are rehearsed first, then its operations are traced.
-_CAPTURE: ContextVar[Literal["no", "rehearsal", "trace"]] = ContextVar("capture", default="no")
+# Whether a program is being captured: its values are rehearsed first, then its operations are traced, and those of a
+# loop's body are probed before.
+_CAPTURE: ContextVar[Literal["no", "rehearsal", "trace", "probe"]] = ContextVar("capture", default="no")
 
 
 def is_captured() -> bool:
@@ -23,7 +24,7 @@ def is_captured() -> bool:
 
 
 @contextmanager
-def capturing(stage: Literal["rehearsal", "trace"]) -> Iterator[None]:
+def capturing(stage: Literal["rehearsal", "trace", "probe"]) -> Iterator[None]:
     """Functions called within are captured."""
     token = _CAPTURE.set(stage)
     try:
@@ -38,42 +39,85 @@ def repeat(n: int | Tensor, body: Callable[[Any, Tree, Any], Tree], carried: Tre
     In a captured program that is one loop, whose body is captured once: the body uses no tensor but its arguments and
     the constants of graphs, and returns tensors of the same shapes and types. k is a number, or there a tensor.
     """
+    if _CAPTURE.get() == "probe":
+        return body(0, carried, constants)
     if _CAPTURE.get() != "trace":
         for k in range(int(n)):
             carried = body(k, carried, constants)
         return carried
+    like = flatten(carried)[0][0]
+    length = n.to(torch.int64) if isinstance(n, Tensor) else like.new_full((), n, dtype=torch.int64)
+
+    def turn(k: Tensor, carried: Tree, constants: Any) -> tuple[Tensor, Tree]:
+        own, length = constants
+        new = body(k, carried, own)
+        return k + 1, tree_map(lambda there, here: torch.where(k < length, there, here), new, carried)
+
+    return _looped(turn, torch.zeros_like(length), length, carried, (constants, length))
+
+
+def repeat_while(
+    more: Callable[[Tree], Tensor], body: Callable[[Tree, Any], Tree], carried: Tree, constants: Any = ()
+) -> Tree:
+    """``carried = body(carried, constants)`` as long as ``more(carried)``, a tensor without dimensions.
+
+    In a captured program that is one loop, of a body as in :func:`repeat`.
+    """
+    stage = _CAPTURE.get()
+    if stage != "trace":
+        # a rehearsal calls the graphs of every loop, of such without a turn, too
+        if stage == "probe" or (stage == "rehearsal" and not more(carried)):
+            new = body(carried, constants)
+            return new if stage == "probe" else carried
+        while more(carried):
+            carried = body(carried, constants)
+        return carried
+
+    # the counter of other loops: 0 to go on
+    def stops(carried: Tree) -> Tensor:
+        return (~more(carried)).to(torch.int64)
+
+    def turn(k: Tensor, carried: Tree, constants: Any) -> tuple[Tensor, Tree]:
+        new = body(carried, constants)
+        return stops(new), new
+
+    first = stops(carried)
+    return _looped(turn, first, torch.ones_like(first), carried, constants)
+
+
+def _looped(
+    turn: Callable[[Tensor, Tree, Any], tuple[Tensor, Tree]], k: Tensor, end: Tensor, carried: Tree, constants: Any
+) -> Tree:
+    """``k, carried = turn(k, carried, constants)`` while k < end, as a loop of the program that is being captured."""
     from torch._higher_order_ops.while_loop import while_loop_op
 
     leaves, form = flatten(carried)
     others, other_form = flatten(constants)
-    with recorded_graphs() as used:
+    with capturing("probe"), recorded_graphs() as used:
         # what this computes nobody reads: it shows which graphs the body calls
-        body(torch.zeros((), dtype=torch.int64, device=leaves[0].device), carried, constants)
+        turn(torch.zeros_like(k), carried, constants)
     known = [(graph, tensors) for graph, tensors in bound_graphs() if graph in used]
     graphs, shared = zip(*known, strict=True) if known else ((), ())
     flat = [tensor for tensors in shared for tensor in tensors]
     # each once: a loop does not take a tensor twice
-    unique = list({id(tensor): tensor for tensor in flat}.values())
-    places = [next(k for k, own in enumerate(unique) if own is tensor) for tensor in flat]
-    length = n if isinstance(n, Tensor) else leaves[0].new_full((), n, dtype=torch.int64)
+    unique = list({id(tensor): tensor for tensor in [*others, *flat]}.values())
+    places = [next(k for k, own in enumerate(unique) if own is tensor) for tensor in [*others, *flat]]
 
     def more(k: Tensor, *rest: Tensor) -> Tensor:
         # compiled code of torch 2.14 returns anything after a loop without an iteration
         return (k < rest[len(leaves)]) | (k == 0)
 
     def once(k: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        own, length, rest = rest[: len(leaves)], rest[len(leaves)], rest[len(leaves) + 1 :]
-        inner = rest[len(others) :]
-        with bound(graphs, [inner[k] for k in places]):
-            after = body(k, unflatten(own, form), unflatten(rest[: len(others)], other_form))
+        own, inner = rest[: len(leaves)], rest[len(leaves) + 1 :]
+        given = [inner[place] for place in places]
+        with bound(graphs, given[len(others) :]):
+            k, after = turn(k, unflatten(own, form), unflatten(given[: len(others)], other_form))
         new, new_form = flatten(after)
-        new = [torch.where(k < length, there, here) for there, here in zip(new, own, strict=True)]
         assert new_form == form, "a loop's body returns another tree than it takes"
         # what a step returns must not share memory with what it was given
-        return k + 1, *(t.clone(memory_format=torch.contiguous_format) for t in new)
+        return k.clone(), *(t.clone(memory_format=torch.contiguous_format) for t in new)
 
     start = tuple(t.clone(memory_format=torch.contiguous_format) for t in leaves)
-    zero = torch.zeros((), dtype=torch.int64, device=length.device)
-    inputs: Any = (zero, *start)
-    _, *ends = while_loop_op(more, once, inputs, (length.to(torch.int64), *others, *unique))
+    inputs: Any = (k.clone(), *start)
+    _, *ends = while_loop_op(more, once, inputs, (end, *unique))
     return unflatten(ends, form)

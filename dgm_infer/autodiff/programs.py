@@ -39,7 +39,13 @@ class Program:
         ModelError: it cannot be captured.
     """
 
-    def __init__(self, function: Callable[[Any, Any], Any], arguments: Any, carried: int = 0, known: Sequence[CapturedTarget] = ()):
+    def __init__(
+        self,
+        function: Callable[[Any, Any], Any],
+        arguments: Any,
+        carried: int = 0,
+        known: Sequence[CapturedTarget] = (),
+    ):
         leaves, form = flatten(arguments)
         # code is that of one layout
         leaves = [leaf.detach().contiguous() for leaf in leaves]

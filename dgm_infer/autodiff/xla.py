@@ -1,17 +1,22 @@
 """Captured programs as machine code, by XLA, the compiler of JAX: within seconds, and without a compiler of C++."""
 
-import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx
 
 from ..errors import ModelError
-from .xla_operations import TYPES, of_aten
+from .xla_lowering import lowered
+from .xla_operations import array_type
+from .xla_packing import Packing, Results, as_numpy
+
+# Bytes of the results of calls within one: what is not called is made nevertheless, as zeros.
+_LARGEST = 2**22
 
 
 class Machine:
@@ -33,62 +38,86 @@ class Machine:
         self, module: fx.GraphModule, example: Sequence[Tensor], constants: int, numbers: int, carried: int, most: int
     ):
         jax = _jax()
-        self.most = most = _affordable(module, most)
-        graph = _lowered(_functional(module, example))
-        fixed, last = len(example) - numbers - carried, len(example) - numbers
+        results = _results(module)
+        self._results = Results(results)
+        self.most = most = max(1, min(most, _LARGEST // max(1, self._results.size)))
+        last = len(example) - numbers
+        self._given = Packing(example[constants:last])
+        fixed, self._drawn = Packing(example[:constants]), Packing([t.unsqueeze(0) for t in example[last:]], whole=True)
+        graph = lowered(module)
+        packed = [fixed.joined(example[:constants]), self._given.joined(example[constants:last])]
+        counts = [len(each) for each in packed]
 
         def block(n: Any, *inputs: Any) -> Any:
-            first = _of_shapes(jax, graph, *inputs[:last], *(each[0] for each in inputs[last:]))
-            kept = [jax.numpy.zeros((most, *each.shape), each.dtype) for each in first]
+            own = fixed.apart(inputs[: counts[0]])
+            given = self._given.apart(inputs[counts[0] : sum(counts)])
+            rows = inputs[sum(counts) :]
+            plain, carry = given[: len(given) - carried], given[len(given) - carried :]
 
             def turn(state: Any) -> Any:
-                k, own, kept = state
-                drawn = [jax.lax.dynamic_index_in_dim(each, k, keepdims=False) for each in inputs[last:]]
-                found = graph(*inputs[:fixed], *own, *drawn)
-                kept = [jax.lax.dynamic_update_index_in_dim(b, f, k, 0) for b, f in zip(kept, found, strict=True)]
+                k, carry, kept = state
+                drawn = [jax.lax.dynamic_slice_in_dim(each, k, 1) for each in rows]
+                found = graph(*own, *plain, *carry, *(each[0] for each in self._drawn.apart(drawn)))
+                kept = [
+                    jax.lax.dynamic_update_slice_in_dim(all_, row[None], k, 0)
+                    for all_, row in zip(kept, self._results.joined(found), strict=True)
+                ]
                 return k + 1, list(found[:carried]), kept
 
-            return jax.lax.while_loop(lambda state: state[0] < n, turn, (0, list(inputs[fixed:last]), kept))[2]
+            return jax.lax.while_loop(lambda state: state[0] < n, turn, (0, carry, self._results.empty(most)))[2]
 
         with _alone(jax):
-            shapes = [t.shape for t in example[:last]] + [(most, *t.shape) for t in example[last:]]
-            inputs = [jax.ShapeDtypeStruct(tuple(s), TYPES[t.dtype]) for s, t in zip(shapes, example, strict=True)]
-            program = jax.jit(block, keep_unused=True).lower(jax.ShapeDtypeStruct((), "int64"), *inputs)
+            rows = [(most, *t.shape[1:]) for t in self._drawn.joined([t.unsqueeze(0) for t in example[last:]])]
+            types = [kind for kind, _ in self._drawn.groups]
+            inputs = [
+                jax.ShapeDtypeStruct((), "int64"),
+                *(jax.ShapeDtypeStruct(tuple(t.shape), array_type(t.dtype)) for part in packed for t in part),
+                *(jax.ShapeDtypeStruct(shape, array_type(kind)) for shape, kind in zip(rows, types, strict=True)),
+            ]
+            program = jax.jit(block, keep_unused=True).lower(*inputs)
             # sums in parallel would depend on the number of threads
             threads = {"xla_cpu_multi_thread_eigen": torch.get_num_threads() > 1}
             self._program = program.compile(compiler_options=threads)
-            self._constants = [jax.device_put(t.detach().numpy()) for t in example[:constants]]
-        self._rows = [(most, *t.shape) for t in example[last:]]
+            self._constants = [jax.device_put(as_numpy(t)) for t in packed[0]]
+        self._rows = list(zip(rows, self._drawn.groups, strict=True))
 
     def __call__(self, arguments: Sequence[Tensor], draw: Callable[[], list[Tensor]], n: int) -> list[Tensor]:
-        """The results of n calls, each ``[n, ...]``."""
+        """The results of n calls, each ``[n, ...]``: numbers of their own, of which nothing else knows."""
         jax = _jax()
         drawn = [draw() for _ in range(n)]
         numbers = []
-        for k, shape in enumerate(self._rows):
-            rows = torch.zeros(shape, dtype=drawn[0][k].dtype)
-            torch.stack([each[k] for each in drawn], out=rows[:n])
-            numbers.append(rows.numpy())
-        import numpy as np
-
-        with _alone(jax):
-            given = [t.detach().numpy() for t in arguments]
-            results = jax.block_until_ready(self._program(np.int64(n), *self._constants, *given, *numbers))
-            return [torch.from_dlpack(each)[:n] for each in results]
+        for shape, (kind, places) in self._rows:
+            rows = torch.empty(shape, dtype=kind)
+            torch.cat([each[k].reshape(-1) for each in drawn for k in places], out=rows[:n].view(-1))
+            numbers.append(as_numpy(rows))
+        given = [as_numpy(t) for t in self._given.joined(arguments)]
+        with _undisturbed(jax):
+            found = self._program(np.int64(n), *self._constants, *given, *numbers)
+            return self._results.apart([np.asarray(each)[:n].copy() for each in found])
 
 
-# Bytes of the results of calls within one.
-_LARGEST = 2**26
-
-
-def _affordable(module: fx.GraphModule, most: int) -> int:
+def _results(module: fx.GraphModule) -> list[Tensor]:
     (output,) = (node for node in module.graph.nodes if node.op == "output")
-    results = [node.meta["val"] for node in output.args[0]]
-    size = sum(t.numel() * t.element_size() for t in results)
-    return max(1, min(most, _LARGEST // max(1, size)))
+    return [node.meta["val"] for node in output.args[0]]
+
+
+class _Process:
+    """Whether this one is a fork of one with JAX, whose threads it has not: who waits for them waits for ever."""
+
+    forked = False
+
+    @classmethod
+    def begin(cls) -> None:
+        cls.forked = "jax" in sys.modules
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_Process.begin)
 
 
 def _jax() -> Any:
+    if _Process.forked:
+        raise ModelError("this process is a fork of one that used JAX: start it by spawn, or set compile=False")
     try:
         if "jax" not in sys.modules:
             # where JAX has a GPU, it would take most of its memory for itself
@@ -100,120 +129,20 @@ def _jax() -> Any:
 
 
 @contextmanager
-def _alone(jax: Any) -> Iterator[None]:
-    """With 64 bits and on the CPU, whatever JAX is set to elsewhere in the process."""
-    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+def _undisturbed(jax: Any) -> Iterator[None]:
+    """With 64 bits, whatever JAX is set to elsewhere in the process, as calls are."""
+    with jax.enable_x64(True), jax.debug_nans(False), jax.debug_infs(False), jax.transfer_guard("allow"):
         yield
 
 
-def _of_shapes(jax: Any, graph: Callable[..., Any], *inputs: Any) -> list[Any]:
-    return jax.eval_shape(graph, *inputs)
-
-
-def _functional(module: fx.GraphModule, example: Sequence[Tensor]) -> fx.GraphModule:
-    """The same graph without operations that write into their arguments."""
-    parts = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
-    if not any(_writes(node) for part in parts for node in part.graph.nodes):
-        return module
-    if len(parts) > 1:
-        raise ModelError("a loop writes into tensors")
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    functional = torch.func.functionalize(module, remove="mutations_and_views")
-    return make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)
-
-
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
-def _lowered(module: fx.GraphModule) -> Callable[..., Any]:
-    """The graph as a function of JAX arrays."""
-
-    def run(*inputs: Any) -> Any:
-        import jax
-
-        values: dict[fx.Node, Any] = {}
-        given = iter(inputs)
-
-        def of(argument: Any) -> Any:
-            if isinstance(argument, fx.Node):
-                return values[argument]
-            return [of(each) for each in argument] if isinstance(argument, (tuple, list)) else argument
-
-        for node in module.graph.nodes:
-            if node.op == "placeholder":
-                values[node] = next(given)
-            elif node.op == "get_attr":
-                value = getattr(module, str(node.target))
-                values[node] = jax.numpy.asarray(value.numpy()) if isinstance(value, Tensor) else value
-            elif node.op == "output":
-                return of(node.args[0])
-            elif node.target is operator.getitem:
-                values[node] = values[node.args[0]][node.args[1]]
-            elif getattr(node.target, "__name__", "") == "while_loop":
-                values[node] = _loop(*(of(argument) for argument in node.args))
-            else:
-                values[node] = _operation(node, of)
-        raise AssertionError("a graph without a result")
-
-    return run
-
-
-def _loop(_: fx.GraphModule, body: fx.GraphModule, carried: Sequence[Any], others: Sequence[Any]) -> Any:
-    """A loop whose counter is carried first; how far it goes is the first of the others."""
-    import jax
-
-    turn = _lowered(body)
-    return jax.lax.while_loop(
-        lambda state: state[0] < others[0], lambda state: tuple(turn(*state, *others)), tuple(carried)
-    )
-
-
-def _operation(node: fx.Node, of: Callable[[Any], Any]) -> Any:
-    known = of_aten(node.target)
-    if known is None:
-        smaller = _decomposed(node)
-        tensors = [of(each) for each in node.all_input_nodes]
-        found = _lowered(smaller)(*tensors)
-        return found if isinstance(node.meta.get("val"), (tuple, list)) else found[0]
-    kwargs = {name: of(each) for name, each in node.kwargs.items() if name not in _OF_TYPES}
-    return _typed(known(*(of(each) for each in node.args), **kwargs), node.meta.get("val"))
-
-
-# Arguments that the type of a result tells already, or its memory.
-_OF_TYPES = {"dtype", "device", "layout", "pin_memory", "memory_format", "non_blocking", "implicit"}
-
-
-def _typed(found: Any, meta: Any) -> Any:
-    """A result in the type that torch gives it."""
-    if isinstance(found, (tuple, list)):
-        return [_typed(each, own) for each, own in zip(found, meta, strict=True)]
-    if not isinstance(meta, Tensor):
-        return found
-    if tuple(found.shape) != tuple(meta.shape):
-        raise ModelError(f"a result has shape {tuple(found.shape)}, not {tuple(meta.shape)}")
-    return found.astype(TYPES[meta.dtype])
-
-
-def _decomposed(node: fx.Node) -> fx.GraphModule:
-    """The graph of simpler operations of one that is not known, of the tensors that it reads."""
-    from torch._decomp import decomposition_table
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    if node.target not in decomposition_table:
-        raise ModelError(f"XLA cannot be told {node.target}")
-    inputs = node.all_input_nodes
-
-    def alone(*tensors: Tensor) -> list[Tensor]:
-        own = dict(zip(inputs, tensors, strict=True))
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: own[n])
-        result = decomposition_table[node.target](*args, **kwargs)
-        return list(result) if isinstance(result, (tuple, list)) else [result]
-
-    metas = [each.meta["val"] for each in inputs]
-    mode = next((m.fake_mode for m in metas if hasattr(m, "fake_mode")), None) or FakeTensorMode()
-    with mode:
-        fake = [torch.empty_strided(m.shape, m.stride(), dtype=m.dtype) for m in metas]
-        return make_fx(alone, decomposition_table=decomposition_table)(*fake)
+@contextmanager
+def _alone(jax: Any) -> Iterator[None]:
+    """The same for what is compiled, and on the CPU."""
+    with (
+        _undisturbed(jax),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+        jax.disable_jit(False),
+        jax.default_device(jax.local_devices(backend="cpu")[0]),
+    ):
+        yield

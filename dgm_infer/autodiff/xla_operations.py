@@ -1,12 +1,19 @@
-"""Operations of torch as those of JAX. Results are brought into torch's types by the caller."""
+"""Operations of torch as those of JAX: arithmetic, special functions and reductions.
 
+Results are brought into torch's types by the caller, and arguments into the type that torch computes in.
+"""
+
+import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cache
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-TYPES = {
+from ..errors import ModelError
+
+_TYPES = {
     torch.float64: "float64",
     torch.float32: "float32",
     torch.float16: "float16",
@@ -18,91 +25,202 @@ TYPES = {
     torch.uint8: "uint8",
     torch.bool: "bool",
 }
-"""Names of JAX's types."""
-
-_TABLE: dict[str, Callable[..., Any]] = {}
 
 
-def of_aten(target: Any) -> Callable[..., Any] | None:
-    """The function of JAX arrays that an operation of torch is; None if it is not known.
+def array_type(dtype: torch.dtype) -> str:
+    """The name of JAX's type.
 
-    Overloads share one function: they differ by types of arguments, which JAX tells apart itself.
+    Raises:
+        ModelError: programs have no such numbers.
     """
-    if not _TABLE:
-        _TABLE.update(_table())
-    packet = getattr(target, "overloadpacket", None)
-    return None if packet is None else _TABLE.get(packet.__name__)
+    if dtype not in _TYPES:
+        raise ModelError(f"XLA cannot be told of numbers of type {dtype}")
+    return _TYPES[dtype]
 
 
-def _axes(dim: Any) -> tuple[int, ...] | None:
+class Known(NamedTuple):
+    """An operation of torch as a function of JAX arrays."""
+
+    function: Callable[..., Any]
+    types: Literal["result", "compared", "own"]
+    """What the arguments are brought to: the type of the result, the one that they have in common, or none."""
+
+
+def axes(dim: Any) -> tuple[int, ...] | None:
     """Dimensions of a reduction; none are all."""
     if dim is None or (isinstance(dim, Sequence) and len(dim) == 0):
         return None
     return tuple(dim) if isinstance(dim, Sequence) else (dim,)
 
 
-def _table() -> dict[str, Callable[..., Any]]:
+def operations() -> dict[str, Known]:
+    """By the name of torch's operation."""
+    return {
+        **{name: Known(function, "result") for name, function in {**_arithmetic(), **_special(), **_sums()}.items()},
+        **{name: Known(function, "compared") for name, function in _comparisons().items()},
+        **{name: Known(function, "own") for name, function in _extremes().items()},
+    }
+
+
+@cache
+def elementwise_names() -> frozenset[str]:
+    """Those that treat every number alone."""
+    return frozenset({**_arithmetic(), **_special(), **_comparisons()}) - {"all", "any"}
+
+
+def _arithmetic() -> dict[str, Callable[..., Any]]:
     import jax.numpy as jnp
-    from jax import lax, nn
-    from jax.scipy import linalg, special
+    from jax import lax
 
-    from .xla_structures import structures
+    def whole(x: Any) -> bool:
+        return jnp.issubdtype(x.dtype, jnp.integer)
 
-    def reduction(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda x, dim=None, keepdim=False: function(x, axis=_axes(dim), keepdims=keepdim)
+    def arrays(a: Any, b: Any) -> tuple[Any, Any]:
+        kind = (a if hasattr(a, "dtype") else b).dtype
+        return jnp.broadcast_arrays(jnp.asarray(a, kind), jnp.asarray(b, kind))
 
-    def extreme(values: Callable[..., Any], places: Callable[..., Any]) -> Callable[..., Any]:
-        def found(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
-            if dim is None:
-                return values(x)
-            return values(x, axis=dim, keepdims=keepdim), places(x, axis=dim, keepdims=keepdim)
+    def powered(x: Any, exponent: Any) -> Any:
+        if hasattr(exponent, "dtype"):
+            return jnp.power(*arrays(x, exponent))
+        if exponent == 0.5:
+            return jnp.sqrt(x)
+        if exponent == -0.5:
+            return lax.rsqrt(x)
+        if float(exponent).is_integer() and abs(exponent) <= 8:
+            return lax.integer_pow(x, int(exponent))
+        return jnp.power(*arrays(x, exponent))
 
-        return found
+    def remainder(a: Any, b: Any) -> Any:
+        a, b = arrays(a, b)
+        rest = lax.rem(a, b)
+        other = (rest != 0) & ((rest < 0) != (b < 0))
+        return jnp.where(other, rest + b, rest)
 
-    def variance(x: Any, dim: Any = None, *, correction: float = 1, keepdim: bool = False) -> Any:
-        return jnp.var(x, axis=_axes(dim), ddof=correction, keepdims=keepdim)
+    def floored(a: Any, b: Any) -> Any:
+        a, b = arrays(a, b)
+        if whole(a):
+            return jnp.floor_divide(a, b)
+        # as Python's, not as that of the rounded quotient
+        rest = lax.rem(a, b)
+        found = (a - rest) / b
+        found = jnp.where((rest != 0) & ((b < 0) != (rest < 0)), found - 1, found)
+        near = jnp.floor(found)
+        near = jnp.where(found - near > 0.5, near + 1, near)
+        return jnp.where(b == 0, a / b, jnp.where(found == 0, jnp.copysign(0.0, a / b), near))
 
-    def power(x: Any, exponent: Any) -> Any:
-        whole = isinstance(exponent, float) and exponent.is_integer() and abs(exponent) <= 8
-        return x ** (int(exponent) if whole else exponent)
-
-    def divided(a: Any, b: Any, rounding_mode: str | None = None) -> Any:
-        return {None: lambda x: x, "floor": jnp.floor, "trunc": jnp.trunc}[rounding_mode](a / b)
+    def divided(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
+        if rounding_mode == "floor":
+            return floored(a, b)
+        a, b = arrays(a, b)
+        if rounding_mode is None:
+            return a / b
+        if whole(a):
+            return lax.div(a, b)
+        # XLA may divide by a product with a reciprocal: the last digit decides here
+        found = jnp.round((a - lax.rem(a, b)) / b)
+        return jnp.where(jnp.isfinite(found), found, jnp.trunc(a / b))
 
     def clamped(x: Any, low: Any = None, high: Any = None) -> Any:
         x = x if low is None else jnp.maximum(x, low)
         return x if high is None else jnp.minimum(x, high)
 
-    def product(c: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> Any:
-        found = a @ b if alpha == 1 else alpha * (a @ b)
-        return found + (c if beta == 1 else beta * c)
+    def rounded(x: Any, *, decimals: int = 0) -> Any:
+        if decimals == 0:
+            return jnp.round(x)
+        scale = 10.0 ** abs(decimals)
+        return jnp.round(x * scale) / scale if decimals > 0 else jnp.round(x / scale) * scale
 
-    # both share an exponential, which never overflows
-    def softplus(x: Any, beta: float = 1, threshold: float = 20) -> Any:
-        return jnp.maximum(x, 0) + jnp.log1p(jnp.exp(-jnp.abs(x * beta))) / beta
-
-    def softplus_backward(gradient: Any, x: Any, beta: float, threshold: float) -> Any:
-        e = jnp.exp(-jnp.abs(x * beta))
-        return gradient * jnp.where(x * beta > 0, 1, e) / (1 + e)
-
-    def gelu(x: Any, approximate: str = "none") -> Any:
-        return nn.gelu(x, approximate=approximate == "tanh")
-
-    elementwise = {
-        "add": lambda a, b, alpha=1: a + (b if alpha == 1 else alpha * b),
-        "sub": lambda a, b, alpha=1: a - (b if alpha == 1 else alpha * b),
+    return {
+        "add": lambda a, b, *, alpha=1: a + (b if alpha == 1 else alpha * b),
+        "sub": lambda a, b, *, alpha=1: a - (b if alpha == 1 else alpha * b),
         "rsub": lambda a, b, alpha=1: b - (a if alpha == 1 else alpha * a),
         "mul": operator.mul,
         "div": divided,
-        "floor_divide": lambda a, b: jnp.floor_divide(a, b),
-        "remainder": lambda a, b: jnp.remainder(a, b),
-        "fmod": lambda a, b: jnp.fmod(a, b),
+        "floor_divide": floored,
+        "remainder": remainder,
+        "fmod": lambda a, b: lax.rem(*arrays(a, b)),
         "neg": operator.neg,
-        "pow": power,
+        "pow": powered,
         "reciprocal": lambda x: 1 / x,
-        "square": lambda x: x * x,
         "sqrt": jnp.sqrt,
         "rsqrt": lax.rsqrt,
+        "abs": jnp.abs,
+        "sign": lambda x: jnp.where(jnp.isnan(x), 0, jnp.sign(x)),
+        "sgn": lambda x: jnp.where(jnp.isnan(x), 0, jnp.sign(x)),
+        "floor": jnp.floor,
+        "ceil": jnp.ceil,
+        "round": rounded,
+        "trunc": jnp.trunc,
+        "frac": lambda x: x - jnp.trunc(x),
+        "minimum": jnp.minimum,
+        "maximum": jnp.maximum,
+        "clamp": clamped,
+        "clamp_min": lambda x, low: jnp.maximum(x, low),
+        "clamp_max": lambda x, high: jnp.minimum(x, high),
+        "copysign": lambda a, b: jnp.copysign(*arrays(a, b)),
+        "hypot": lambda a, b: jnp.hypot(*arrays(a, b)),
+        "nextafter": lambda a, b: jnp.nextafter(*arrays(a, b)),
+        "addcmul": lambda c, a, b, *, value=1: c + value * (a * b),
+        "addcdiv": lambda c, a, b, *, value=1: c + value * (a / b),
+        "lerp": lambda a, b, w: jnp.where(jnp.abs(w) < 0.5, a + w * (b - a), b - (b - a) * (1 - w)),
+        "bitwise_and": lambda a, b: a & b,
+        "bitwise_or": lambda a, b: a | b,
+        "bitwise_xor": lambda a, b: a ^ b,
+        "bitwise_not": operator.invert,
+        "bitwise_left_shift": lambda a, b: jnp.left_shift(*arrays(a, b)),
+        "bitwise_right_shift": lambda a, b: jnp.right_shift(*arrays(a, b)),
+        "prims.convert_element_type": lambda x, _: x,
+        "prims.device_put": lambda x, *_: x,
+    }
+
+
+def _special() -> dict[str, Callable[..., Any]]:
+    import jax.numpy as jnp
+    from jax import lax, nn
+    from jax.scipy import special
+
+    def softplus(x: Any, beta: float = 1, threshold: float = 20) -> Any:
+        return jnp.where(x * beta > threshold, x, jnp.log1p(jnp.exp(jnp.minimum(x * beta, threshold))) / beta)
+
+    def gelu(x: Any, *, approximate: str = "none") -> Any:
+        if approximate == "tanh":
+            return 0.5 * x * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        return 0.5 * x * (1 + special.erf(x * math.sqrt(0.5)))
+
+    def trigamma(x: Any) -> Any:
+        # of negative numbers by reflection
+        low = x < 0.5
+        sine = jnp.sin(math.pi * (x - jnp.round(x)))
+        mirrored = special.polygamma(1, jnp.where(low, 1 - x, x))
+        return jnp.where(low, (math.pi / sine) ** 2 - mirrored, mirrored)
+
+    def digamma(x: Any) -> Any:
+        # the sign of a zero tells the side
+        pole = (x < 0) & (x == jnp.round(x))
+        found = special.digamma(jnp.where(pole | (x == 0), 1.0, x))
+        return jnp.where(x == 0, jnp.copysign(jnp.inf, -x), jnp.where(pole, jnp.nan, found))
+
+    def polygamma(n: Any, x: Any) -> Any:
+        if n == 0:
+            return digamma(x)
+        if n == 1:
+            return trigamma(x)
+        return (-1) ** (n + 1) * math.factorial(n) * lax.zeta(jnp.full_like(x, n + 1), x)
+
+    def scaled_erfc(x: Any) -> Any:
+        positive = _scaled_erfc(jnp.abs(x))
+        return jnp.where(x < 0, 2 * jnp.exp(x * x) - positive, positive)
+
+    def log_normal_cdf(x: Any) -> Any:
+        low, y = x < -1, x * math.sqrt(0.5)
+        tail = jnp.log(_scaled_erfc(jnp.abs(y)) / 2) - y * y
+        return jnp.where(low, tail, jnp.log1p(-special.erfc(jnp.where(low, 0.0, y)) / 2))
+
+    def logit(x: Any, eps: float | None = None) -> Any:
+        x = x if eps is None else jnp.clip(x, eps, 1 - eps)
+        return jnp.log(x / (1 - x))
+
+    return {
         "exp": jnp.exp,
         "exp2": jnp.exp2,
         "expm1": jnp.expm1,
@@ -127,91 +245,192 @@ def _table() -> dict[str, Callable[..., Any]]:
         "tanh_backward": lambda g, y: g * (1 - y * y),
         "sigmoid": nn.sigmoid,
         "sigmoid_backward": lambda g, y: g * y * (1 - y),
+        "log_sigmoid_forward": lambda x: (nn.log_sigmoid(x), jnp.exp(-jnp.abs(x))),
+        "logit": logit,
         "softplus": softplus,
-        "softplus_backward": softplus_backward,
-        "relu": nn.relu,
-        "silu": nn.silu,
-        "silu_backward": lambda g, x: g * nn.sigmoid(x) * (1 + x * (1 - nn.sigmoid(x))),
+        "relu": lambda x: jnp.maximum(x, 0),
+        "silu": lambda x: x * nn.sigmoid(x),
         "gelu": gelu,
         "erf": special.erf,
         "erfc": special.erfc,
         "erfinv": special.erfinv,
+        "special_erfcx": scaled_erfc,
         "special_ndtri": special.ndtri,
+        "special_log_ndtr": log_normal_cdf,
         "lgamma": special.gammaln,
-        "digamma": special.digamma,
-        "polygamma": lambda n, x: special.polygamma(n, x),
-        "special_log_ndtr": special.log_ndtr,
-        "abs": jnp.abs,
-        "sign": jnp.sign,
-        "sgn": jnp.sign,
-        "floor": jnp.floor,
-        "ceil": jnp.ceil,
-        "round": jnp.round,
-        "trunc": jnp.trunc,
-        "minimum": jnp.minimum,
-        "maximum": jnp.maximum,
-        "clamp": clamped,
-        "clamp_min": lambda x, low: jnp.maximum(x, low),
-        "clamp_max": lambda x, high: jnp.minimum(x, high),
-        "where": jnp.where,
-        "lerp": lambda a, b, weight: a + weight * (b - a),
-        "nan_to_num": lambda x, nan=0.0, posinf=None, neginf=None: jnp.nan_to_num(x, True, nan or 0.0, posinf, neginf),
-        "masked_fill": lambda x, mask, value: jnp.where(mask, jnp.asarray(value).astype(x.dtype), x),
-        "isnan": jnp.isnan,
-        "isinf": jnp.isinf,
-        "isfinite": jnp.isfinite,
+        "digamma": digamma,
+        "polygamma": polygamma,
+        "special_zeta": lambda x, q: lax.zeta(*jnp.broadcast_arrays(x, q)),
+        "igamma": lambda a, x: lax.igamma(*jnp.broadcast_arrays(a, x)),
+        "igammac": lambda a, x: lax.igammac(*jnp.broadcast_arrays(a, x)),
+        "i0": special.i0,
+        "special_i0e": special.i0e,
+        "special_i1": special.i1,
+        "special_i1e": special.i1e,
+        "xlogy": lambda a, b: jnp.where(jnp.isnan(b), jnp.nan, jnp.where(a == 0, 0, a * jnp.log(b))),
+    }
+
+
+def _scaled_erfc(x: Any) -> Any:
+    """``exp(x^2) erfc(x)`` for x >= 0."""
+    import jax.numpy as jnp
+    from jax.scipy import special
+
+    small = jnp.minimum(x, 5.0)
+    large = jnp.maximum(x, 5.0)
+    # the continued fraction converges the faster, the larger the number
+    fraction = jnp.zeros_like(large)
+    for k in range(40, 0, -1):
+        fraction = 0.5 * k / (large + fraction)
+    tail = 1 / ((large + fraction) * math.sqrt(math.pi))
+    return jnp.where(x < 5, jnp.exp(small * small) * special.erfc(small), tail)
+
+
+def _comparisons() -> dict[str, Callable[..., Any]]:
+    import jax.numpy as jnp
+
+    return {
         "lt": operator.lt,
         "le": operator.le,
         "gt": operator.gt,
         "ge": operator.ge,
         "eq": operator.eq,
         "ne": operator.ne,
-        "bitwise_and": operator.and_,
-        "bitwise_or": operator.or_,
-        "bitwise_xor": operator.xor,
-        "bitwise_not": operator.invert,
+        "isnan": jnp.isnan,
+        "isinf": jnp.isinf,
         "logical_and": jnp.logical_and,
         "logical_or": jnp.logical_or,
         "logical_xor": jnp.logical_xor,
         "logical_not": jnp.logical_not,
+        "signbit": lambda x: jnp.signbit(x) if jnp.issubdtype(x.dtype, jnp.floating) else x < 0,
+        "all": lambda x, dim=None, keepdim=False: jnp.all(x, axis=axes(dim), keepdims=keepdim),
+        "any": lambda x, dim=None, keepdim=False: jnp.any(x, axis=axes(dim), keepdims=keepdim),
     }
-    products = {
-        "mm": operator.matmul,
-        "bmm": operator.matmul,
-        "mv": operator.matmul,
-        "dot": operator.matmul,
-        "addmm": product,
-        "baddbmm": product,
-        "addmv": product,
-    }
-    reductions = {
+
+
+def _sums() -> dict[str, Callable[..., Any]]:
+    import jax.numpy as jnp
+    from jax import lax, nn
+    from jax.scipy import special
+
+    def reduction(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x, dim=None, keepdim=False: function(x, axis=axes(dim), keepdims=keepdim)
+
+    def variance(x: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Any:
+        dims = range(x.ndim) if axes(dim) is None else axes(dim)
+        n = math.prod(x.shape[d] for d in dims or ())
+        centred = x - x.mean(axis=axes(dim), keepdims=True)
+        sums = (centred * centred).sum(axis=axes(dim), keepdims=keepdim)
+        return sums / max(0.0, n - (1 if correction is None else correction))
+
+    def accumulated(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x, dim: function(x, axis=dim % max(1, x.ndim)) if x.ndim else x
+
+    def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
+        return special.logsumexp(x, axis=axes(dim), keepdims=keepdim)
+
+    return {
         "sum": reduction(jnp.sum),
+        "nansum": reduction(jnp.nansum),
         "mean": reduction(jnp.mean),
         "prod": reduction(jnp.prod),
-        "amax": reduction(jnp.max),
-        "amin": reduction(jnp.min),
-        "all": reduction(jnp.all),
-        "any": reduction(jnp.any),
-        "max": extreme(jnp.max, jnp.argmax),
-        "min": extreme(jnp.min, jnp.argmin),
-        "argmax": lambda x, dim=None, keepdim=False: jnp.argmax(x, axis=dim, keepdims=keepdim),
-        "argmin": lambda x, dim=None, keepdim=False: jnp.argmin(x, axis=dim, keepdims=keepdim),
-        "logsumexp": lambda x, dim, keepdim=False: special.logsumexp(x, axis=_axes(dim), keepdims=keepdim),
+        "logsumexp": logsumexp,
         "var": variance,
-        "cumsum": lambda x, dim: jnp.cumsum(x, axis=dim),
-        "cumprod": lambda x, dim: jnp.cumprod(x, axis=dim),
-        "_softmax": lambda x, dim, _: nn.softmax(x, axis=dim),
-        "_log_softmax": lambda x, dim, _: nn.log_softmax(x, axis=dim),
+        "prims.var": lambda x, dims, correction=1: variance(x, dims, correction=correction),
+        "prims.sum": reduction(jnp.sum),
+        "std": lambda *args, **kwargs: jnp.sqrt(variance(*args, **kwargs)),
+        "cumsum": accumulated(jnp.cumsum),
+        "cumprod": accumulated(jnp.cumprod),
+        "logcumsumexp": accumulated(lax.cumlogsumexp),
+        "_softmax": lambda x, dim, _: nn.softmax(x, axis=dim) if x.ndim else jnp.ones_like(x),
+        "_log_softmax": lambda x, dim, _: nn.log_softmax(x, axis=dim) if x.ndim else jnp.zeros_like(x),
     }
-    algebra = {
-        "linalg_cholesky_ex": lambda x, upper=False, check_errors=False: (
-            linalg.cholesky(x, lower=not upper),
-            jnp.zeros(x.shape[:-2], "int32"),
-        ),
-        "linalg_solve_triangular": lambda a, b, *, upper, left=True, unitriangular=False: lax.linalg.triangular_solve(
-            a, b, left_side=left, lower=not upper, unit_diagonal=unitriangular
-        ),
-        "linalg_inv_ex": lambda x, check_errors=False: (jnp.linalg.inv(x), jnp.zeros(x.shape[:-2], "int32")),
-    }
-    return {**elementwise, **products, **reductions, **algebra, **structures()}
 
+
+def _extremes() -> dict[str, Callable[..., Any]]:
+    import jax.numpy as jnp
+    from jax import lax
+
+    def extreme(values: Callable[..., Any], places: Callable[..., Any], pairs: Callable[..., Any]) -> Any:
+        def found(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+            if hasattr(dim, "ndim"):
+                kind = jnp.promote_types(x.dtype, dim.dtype)
+                return pairs(x.astype(kind), dim.astype(kind))
+            if dim is None:
+                return values(x)
+            if x.ndim == 0:
+                return x, jnp.zeros((), int)
+            return values(x, axis=dim, keepdims=keepdim), places(x, axis=dim, keepdims=keepdim)
+
+        return found
+
+    def place(function: Callable[..., Any]) -> Callable[..., Any]:
+        def found(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+            return function(x, axis=dim if x.ndim else None, keepdims=keepdim)
+
+        return found
+
+    def running(before: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+        """Extremes of the first ones, and where they are: the last of equal ones; from a NaN on that."""
+
+        def later(a: Any, b: Any) -> Any:
+            taken = ~before(b[0], a[0]) & ~jnp.isnan(a[0]) | jnp.isnan(b[0])
+            return jnp.where(taken, b[0], a[0]), jnp.where(taken, b[1], a[1])
+
+        def found(x: Any, dim: int) -> Any:
+            if x.ndim == 0:
+                return x, jnp.zeros((), int)
+            places = lax.broadcasted_iota("int64", x.shape, dim % x.ndim)
+            return lax.associative_scan(later, (x, places), axis=dim)
+
+        return found
+
+    def ordered(x: Any, *args: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+        if args:
+            dim, descending = (*args, descending)[:2]
+        if x.ndim == 0:
+            return x, jnp.zeros((), int)
+        places = jnp.argsort(x, axis=dim, stable=True, descending=descending)
+        return jnp.take_along_axis(x, places, dim), places
+
+    def largest(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+        values, places = ordered(x, dim=dim, descending=largest)
+        if x.ndim == 0:
+            return values, places
+        return lax.slice_in_dim(values, 0, k, axis=dim), lax.slice_in_dim(places, 0, k, axis=dim)
+
+    def kth(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+        values, places = (each.reshape(each.shape or (1,)) for each in ordered(x, dim=dim))
+        found = (lax.slice_in_dim(each, k - 1, k, axis=dim) for each in (values, places))
+        return tuple(each if keepdim and x.ndim else jnp.squeeze(each, dim) for each in found)
+
+    def median(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+        own = x.reshape(-1) if dim is None or x.ndim == 0 else x
+        along = -1 if dim is None else dim
+        values, places = kth(own, (own.shape[along] + 1) // 2, along, keepdim and x.ndim > 0)
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            bad = jnp.isnan(own)
+            kept = keepdim and x.ndim > 0
+            none = ~bad.any(axis=along, keepdims=kept)
+            values = jnp.where(none, values, jnp.nan)
+            places = jnp.where(none, places, jnp.argmax(bad, axis=along, keepdims=kept))
+        return values if dim is None else (values, places)
+
+    def range_of(x: Any, *, dim: int | None = None, keepdim: bool = False) -> Any:
+        return jnp.min(x, axis=dim, keepdims=keepdim), jnp.max(x, axis=dim, keepdims=keepdim)
+
+    return {
+        "amax": lambda x, dim=(), keepdim=False: jnp.max(x, axis=axes(dim), keepdims=keepdim),
+        "amin": lambda x, dim=(), keepdim=False: jnp.min(x, axis=axes(dim), keepdims=keepdim),
+        "aminmax": range_of,
+        "max": extreme(jnp.max, jnp.argmax, jnp.maximum),
+        "min": extreme(jnp.min, jnp.argmin, jnp.minimum),
+        "argmax": place(jnp.argmax),
+        "argmin": place(jnp.argmin),
+        "cummax": running(operator.lt),
+        "cummin": running(operator.gt),
+        "sort": ordered,
+        "topk": largest,
+        "kthvalue": kth,
+        "median": median,
+    }

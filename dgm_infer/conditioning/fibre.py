@@ -3,23 +3,20 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..arguments import allocatable, flag, function, positive, random_generator, whole_number
 from ..autodiff.pytrees import take, tree_map
-from ..autodiff.row_execution import PLAIN, SETTINGS, Computation, evaluate
+from ..autodiff.row_execution import PLAIN, SETTINGS, Computation, FibreGraphs, evaluate
 from ..html import block, text
 from ..structures import Dense, Evaluation, JacobianMap, Units
 from .marginal import NoiseMarginal
 from .observed import ObservedModel, magnitude
 from .projection import solver_tolerance
 from .start_points import find_starts
-
-if TYPE_CHECKING:
-    from ..autodiff.compilation import Compiler
 
 
 class Linearisation(NamedTuple):
@@ -66,14 +63,14 @@ class Fibre:
         computation: Computation = PLAIN,
         *,
         coarse: ObservedModel | None = None,
-        compiler: "Compiler | None" = None,
+        graphs: FibreGraphs | None = None,
     ):
         self.observed = observed
         self.values = values
         self.computation = computation
         # what other rows and other computations of the same problem share
         self._coarse = observed.to(torch.float32) if coarse is None and computation.float32 else coarse
-        self.compiler = compiler
+        self.graphs = graphs
         self.batch_shape = values.shape[:-1]
         self.dim = observed.dim
         self.structure = observed.structure if observed.structure.pays(values.shape[-1]) else Dense()
@@ -97,11 +94,6 @@ class Fibre:
     @property
     def model(self):
         return self.observed.model
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether :meth:`evaluate` compiles what it evaluates."""
-        return self.computation.mode == "compiled"
 
     @property
     def units(self) -> Units | None:
@@ -161,14 +153,9 @@ class Fibre:
         if computation == self.computation:
             return self
         if computation not in self._variants:
-            compiler = self.compiler
-            if computation.mode != self.computation.mode:
-                from ..autodiff.compilation import Compiler
-
-                generates = computation.mode == "compiled"
-                compiler = None if computation.mode == "plain" else Compiler(generates=generates)
+            graphs = (self.graphs or FibreGraphs()) if computation.traced else None
             coarse = self._coarse if computation.float32 else None
-            variant = type(self)(self.observed, self.values, computation, coarse=coarse, compiler=compiler)
+            variant = type(self)(self.observed, self.values, computation, coarse=coarse, graphs=graphs)
             self._variants[computation] = variant
         return self._variants[computation]
 
@@ -181,11 +168,11 @@ class Fibre:
     def __getstate__(self) -> dict[str, Any]:
         # what is made on first use is made again
         own = {name: value for name, value in vars(self).items() if name != "marginal"}
-        return {**own, "_rows": None, "_variants": {}, "compiler": None}
+        return {**own, "_rows": None, "_variants": {}, "graphs": self.graphs and FibreGraphs()}
 
-    def evaluate(self, function: Callable[..., Any], *arguments: Any, often: bool = False) -> Any:
+    def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """``function(fibre, *arguments)`` without gradients, see :func:`~dgm_infer.autodiff.row_execution.evaluate`."""
-        return evaluate(self, function, arguments, often)
+        return evaluate(self, function, arguments)
 
     @property
     def data(self) -> tuple[Any, ...]:
@@ -196,13 +183,13 @@ class Fibre:
         """The same fibre with the data of other problems."""
         coarse = self._coarse and self._coarse.with_data(tree_map(_to_float32, data))
         observed = self.observed.with_data(data)
-        return type(self)(observed, values, self.computation, coarse=coarse, compiler=self.compiler)
+        return type(self)(observed, values, self.computation, coarse=coarse, graphs=self.graphs)
 
     def with_noise_scale(self, scale: Tensor | None) -> "Fibre":
         """The fibre of the same observations with local inputs that spread ``scale`` times as wide, ``[*batch]``."""
         coarse = self._coarse and self._coarse.with_noise_scale(scale if scale is None else scale.float())
         observed = self.observed.with_noise_scale(scale)
-        return type(self)(observed, self.values, self.computation, coarse=coarse, compiler=self.compiler)
+        return type(self)(observed, self.values, self.computation, coarse=coarse, graphs=self.graphs)
 
     def constraint(self, u: Tensor) -> Tensor:
         """``c(u)``: ``[..., *batch, D] -> [..., *batch, Dy]``."""

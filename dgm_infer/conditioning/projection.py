@@ -26,9 +26,7 @@ class Constraint(Protocol):
     def entries(self, u: Tensor) -> Evaluation: ...
     def jacobian(self, u: Tensor) -> JacobianMap: ...
     def take(self, problems: Tensor) -> "Constraint": ...
-    def evaluate(self, function: Callable[..., Any], *arguments: Any, often: bool = ...) -> Any: ...
-    @property
-    def is_compiled(self) -> bool: ...
+    def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any: ...
 
 
 def solver_tolerance(dtype: torch.dtype) -> float:
@@ -110,8 +108,9 @@ class SolverSettings(Settings):
     """Decrease of the residual per update that shows that a solver converges."""
     compaction: float = 0.75
     """Share of the rows still iterating below which the batch is compacted."""
-    several: int = 6
-    """Updates per call of generated code, and on a device: in the time of some calls, few rows are done before that."""
+    memory: int = 6
+    """Steps that Broyden's method corrects by, after which it begins again from where it is: a program has fixed shapes,
+    and on a device the host does not ask how far its rows are."""
     device_updates: int = 16
     """Updates of every solve on a device, which never asks how far its rows are: the host would wait for the answer."""
 
@@ -151,9 +150,6 @@ def project(
     """
     on_device = v.device.type != "cpu"
     limit = min(max_iterations, SETTINGS.device_updates) if on_device else max_iterations
-    if fibre.is_compiled and expected is None:
-        # near no root: one graph for both kinds of solve
-        expected = torch.full_like(v, torch.nan)
     stop = Stop.of(tolerance, limit, expected, within)
     if on_device:
         return masked(SOLVERS[solvers[0]], fibre, v, base, stop, active, limit)
@@ -161,15 +157,13 @@ def project(
     result = Projection(v, none, none.to(torch.int32), none)
     rows = None if bool(active.all()) else active.nonzero().squeeze(-1)
     for solver in solvers:
-        # what the first solver cannot do is rare
-        often = solver == solvers[0]
-        if not often:
+        if solver != solvers[0]:
             result = result._replace(retried=active & ~result.converged)
         if rows is None:
-            position, converged, iterations = _solve(SOLVERS[solver], fibre, v, base, stop, often)
+            position, converged, iterations = _solve(SOLVERS[solver], fibre, v, base, stop)
             result = Projection(position, converged, iterations, none)
         elif len(rows):
-            part = _solve(SOLVERS[solver], fibre.take(rows), v[rows], base[rows], _take(stop, rows), often)
+            part = _solve(SOLVERS[solver], fibre.take(rows), v[rows], base[rows], _take(stop, rows))
             position, converged = store(rows, result[:2], part[:2])
             result = Projection(position, converged, result.iterations.index_add(0, rows, part[2]), result.retried)
         rows = (active & ~result.converged).nonzero().squeeze(-1)
@@ -203,7 +197,7 @@ class Stop(NamedTuple):
         return converged | (near & early & (residual < SETTINGS.contraction * before))
 
 
-class _Loop(NamedTuple):
+class Loop(NamedTuple):
     """Rows of a solve: their iterates and the residual of those before, and which have converged or still iterate."""
 
     u: Tensor
@@ -214,7 +208,7 @@ class _Loop(NamedTuple):
     updates: Tensor
 
     @classmethod
-    def start(cls, v: Tensor, stop: Stop, active: Tensor) -> "_Loop":
+    def start(cls, v: Tensor, stop: Stop, active: Tensor) -> "Loop":
         """Before the constraint is known."""
         # tensors of their own: torch.compile compiles a function again for arguments that are one
         unknown = torch.full_like(stop.tolerance, torch.inf)
@@ -222,7 +216,7 @@ class _Loop(NamedTuple):
         no = torch.zeros_like(active)
         return cls(v, unknown, unknown.clone(), no, active.clone(), none)
 
-    def assessed(self, c: Tensor, stop: Stop) -> "_Loop":
+    def assessed(self, c: Tensor, stop: Stop) -> "Loop":
         """With the constraint at the iterates known: which rows have converged, or failed."""
         residual, fresh = torch.where(self.running, c.abs().amax(-1), self.residual), self.updates == 0
         reached = stop.reached(self.u, residual, self.residual, self.updates)
@@ -231,21 +225,21 @@ class _Loop(NamedTuple):
         # a NaN residual is neither below its limit nor converged
         limit = torch.where(self.updates < SETTINGS.patience, SETTINGS.divergence, SETTINGS.contraction) * first
         running = self.running & ~converged & (residual <= limit) & (self.updates < stop.updates)
-        return _Loop(self.u, first, residual, converged, running, self.updates)
+        return Loop(self.u, first, residual, converged, running, self.updates)
 
-    def moved(self, u: Tensor) -> "_Loop":
+    def moved(self, u: Tensor) -> "Loop":
         """After an update to ``u`` of the rows that iterate."""
         return self._replace(u=torch.where(self.running.unsqueeze(-1), u, self.u), updates=self.updates + self.running)
 
 
 @cache
-def _one(update: Update) -> Callable[..., tuple[_Loop, Steps]]:
+def one(update: Update) -> Callable[..., tuple[Loop, Steps]]:
     """A function for :meth:`Fibre.evaluate` that assesses the iterates and makes one update of those that need it.
 
     It returns the step made, if that is needed.
     """
 
-    def make(fibre: Constraint, loop: _Loop, stop: Stop, base: JacobianMap, steps: Steps) -> tuple[_Loop, Steps]:
+    def make(fibre: Constraint, loop: Loop, stop: Stop, base: JacobianMap, steps: Steps) -> tuple[Loop, Steps]:
         c = fibre.constraint(loop.u)
         loop = loop.assessed(c, stop)
         u, made = update(fibre, loop.u, c, base, steps)
@@ -255,51 +249,41 @@ def _one(update: Update) -> Callable[..., tuple[_Loop, Steps]]:
 
 
 @cache
-def _several(update: Update, n: int) -> Callable[..., _Loop]:
+def _several(update: Update, n: int) -> Callable[..., Loop]:
     """A function for :meth:`Fibre.evaluate` that makes the next ``n`` updates, remembering no earlier ones."""
 
-    def make(fibre: Constraint, loop: _Loop, stop: Stop, base: JacobianMap) -> _Loop:
+    def make(fibre: Constraint, loop: Loop, stop: Stop, base: JacobianMap) -> Loop:
         steps: Steps = ()
         for _ in range(n):
-            loop, made = _one(update)(fibre, loop, stop, base, steps)
+            loop, made = one(update)(fibre, loop, stop, base, steps)
             steps = (*steps, *made)
         return loop.assessed(fibre.constraint(loop.u), stop)
 
     return make
 
 
-def _per_call(update: Update) -> int:
-    """Updates between two looks at which rows still iterate, where a call takes longer than an update; of Newton's,
-    with a Jacobian each, one."""
-    return 1 if update is newton else SETTINGS.several
-
-
 def masked(
     update: Update, fibre: Constraint, v: Tensor, base: JacobianMap, stop: Stop, active: Tensor, iterations: int
 ) -> Projection:
     """:func:`project` by one solver in a fixed number of updates."""
-    loop, n = _Loop.start(v, stop, active), _per_call(update)
+    # without a look at which rows still iterate
+    loop, n = Loop.start(v, stop, active), 1 if update is newton else SETTINGS.memory
     for _ in range(0, iterations, n):
-        loop = fibre.evaluate(_several(update, n), loop, stop, base, often=True)
+        loop = fibre.evaluate(_several(update, n), loop, stop, base)
     return Projection(loop.u, loop.converged, loop.updates, active & ~loop.converged)
 
 
-def _solve(
-    update: Update, fibre: Constraint, v: Tensor, base: JacobianMap, stop: Stop, often: bool
-) -> tuple[Tensor, ...]:
+def _solve(update: Update, fibre: Constraint, v: Tensor, base: JacobianMap, stop: Stop) -> tuple[Tensor, ...]:
     """:func:`project` by one solver, with all rows active: position, converged and iterations."""
-    loop = _Loop.start(v, stop, torch.ones_like(stop.updates, dtype=torch.bool))
-    n = _per_call(update) if fibre.is_compiled else 1
+    loop = Loop.start(v, stop, torch.ones_like(stop.updates, dtype=torch.bool))
     steps: Steps = ()
     whole = (loop.u, loop.converged, loop.updates)
     # the rows still in the loop: all of them until the batch is first compacted
     rows: Tensor | None = None
     while True:
-        if n > 1:
-            loop = fibre.evaluate(_several(update, n), loop, stop, base, often=often)
-        else:
-            loop, step = fibre.evaluate(_one(update), loop, stop, base, steps, often=often)
-            steps = (*steps, *step)
+        steps = steps if len(steps) < SETTINGS.memory else ()
+        loop, step = fibre.evaluate(one(update), loop, stop, base, steps)
+        steps = (*steps, *step)
         n_running = int(loop.running.sum())
         if n_running == 0:
             break

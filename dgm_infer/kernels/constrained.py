@@ -10,11 +10,15 @@ import torch
 from torch import Tensor
 
 from ..arguments import choice, flag, fraction, whole_number
+from ..autodiff.loops import is_captured
+from ..autodiff.row_execution import captured_rows
 from ..conditioning.abc_kernels import InputPosterior, NoiseEmbedding
+from ..conditioning.captured_projection import captured_project
 from ..conditioning.fibre import Fibre, Linearisation
 from ..conditioning.projection import SOLVERS, Projection, project, solver_tolerance
 from ..errors import ArgumentError, Status
 from ..structures import JacobianMap
+from .captured_geodesics import captured_geodesic
 from .hmc import Scheduled, accept, draw_momentum
 from .integrators import CIRCULAR, STRAIGHT, geodesic
 from .kernel import Info, TrajectoryEnd, Trial, Tuning
@@ -76,9 +80,7 @@ class ConstrainedHMC(Scheduled):
         tolerance: a projection has converged when ``max|c| < tolerance * max(1, |y|_max)``; None for 1e-8 in
             float64 and 1e-5 in float32. A reversed sub-step must return within ``sqrt(tolerance)``.
         max_iterations: updates after which a solver has failed.
-        compile: whether torch's compiler generates code: the same results up to rounding, on small networks two to
-            three times as fast, after 30 to 40 s of compilation, once, 70 s for networks with convolutions and minutes
-            for simulators of thousands of operations.
+        compile: as in :class:`HMC`; on a CPU.
         float32_jacobians: whether Jacobians are computed in float32 and the constraint alone in the type of the
             positions: faster where a network's arithmetic takes the time, on a CPU 2 to 3 times for convolutions. The
             energy then has rounding errors of about 1e-7 times the condition number of the Jacobian (math 3.8). None
@@ -93,7 +95,7 @@ class ConstrainedHMC(Scheduled):
     split: bool | None = None
     tolerance: float | None = None
     max_iterations: int = 50
-    compile: bool = False
+    compile: bool | None = None
     float32_jacobians: bool | None = None
     gram_force: bool = True
 
@@ -105,7 +107,7 @@ class ConstrainedHMC(Scheduled):
         whole_number(name, "max_iterations", self.max_iterations)
         choice(name, "solver", self.solver, (*SOLVERS, None))
         choice(name, "split", self.split, (True, False, None))
-        flag(name, "compile", self.compile)
+        choice(name, "compile", self.compile, (True, False, None))
         choice(name, "float32_jacobians", self.float32_jacobians, (True, False, None))
         flag(name, "gram_force", self.gram_force)
         if self.tolerance is not None:
@@ -154,19 +156,22 @@ class ConstrainedHMC(Scheduled):
         tuning = self.schedule_tuning(self.longest_step(problem))
         return dataclasses.replace(tuning, n_geodesic=n_geodesic, usual_acceptance=_SETTINGS.acceptance)
 
+    def is_program(self, problem: Fibre) -> bool:
+        """Whether :meth:`step` can be captured as one program: on a GPU no loop within a loop is recorded."""
+        return problem.values.device.type == "cpu"
+
     def annealing(self) -> Self:
         # annealing uses each of many fibres once: compiling would take longer
         return self.replace(compile=False)
 
     def _problem(self, problem: Fibre) -> Fibre:
         coarse = problem.prefers_float32 if self.float32_jacobians is None else self.float32_jacobians
-        mode = "compiled" if self.compile else "traced" if problem.traces else "plain"
-        return problem.computed(float32=coarse, gram_force=self.gram_force, mode=mode)
+        return problem.computed(float32=coarse, gram_force=self.gram_force, traced=problem.traces)
 
     def _project(
         self, tolerance: float, solvers: tuple[str, ...], fibre: Fibre, v: Tensor, base: JacobianMap, **options: Any
     ) -> Projection:
-        return project(
+        return (captured_project if is_captured() else project)(
             fibre,
             v,
             base,
@@ -179,7 +184,7 @@ class ConstrainedHMC(Scheduled):
     def init(self, problem: Fibre, position: Tensor) -> ConstrainedState:
         flat = self._problem(problem).rows(position.shape[0])
         there = position.reshape(-1, problem.dim)
-        return ConstrainedState(position, flat.evaluate(type(flat).linearise, there, often=True))
+        return ConstrainedState(position, flat.evaluate(type(flat).linearise, there))
 
     def inputs_of(self, problem: Fibre, state: ConstrainedState) -> Point:
         """The global inputs and their energy under the marginal density."""
@@ -198,7 +203,9 @@ class ConstrainedHMC(Scheduled):
         tolerance = self.relative_tolerance(u.dtype)
         n_steps, step_size, fraction = self.draw_schedule(self.longest_step(problem), u.new_empty(shape), rng)
         momentum = here.jacobian.tangent(draw_momentum(u, rng))
-        end = geodesic(
+        if is_captured():
+            flat = captured_rows(flat)
+        end = (captured_geodesic if is_captured() else geodesic)(
             flat,
             u,
             momentum,

@@ -325,9 +325,9 @@ def geodesic(
             # a failed row stays at its last valid point, so that the rest of the batch meets no NaN
             u_new = torch.where(moved.unsqueeze(-1), forward.position, u)
             if j < n_geodesic - 1:
-                jacobian = fibre.evaluate(type(fibre).jacobian, u_new, often=True)
+                jacobian = fibre.evaluate(type(fibre).jacobian, u_new)
             else:
-                linearisation = fibre.evaluate(type(fibre).linearise, u_new, often=True)
+                linearisation = fibre.evaluate(type(fibre).linearise, u_new)
                 jacobian = linearisation.jacobian
             p_new = jacobian.tangent(flow.arrival(u, u_new, drift))
             checks.add(Drift(u, u_new, p_new, drift, jacobian, moved))

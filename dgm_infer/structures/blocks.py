@@ -89,9 +89,9 @@ class Diagonal(UnitStructure):
         """By L products ``J t`` for A and one for d."""
         n_columns = self.sizes.n_global
         n_local = u.shape[-1] - n_columns
-        tangents = torch.zeros(n_columns + 1, u.shape[-1], dtype=u.dtype, device=u.device)
-        tangents.fill_diagonal_(1)
-        tangents[n_columns, n_columns:] = 1
+        one = torch.eye(n_columns + 1, dtype=u.dtype, device=u.device)
+        # all local inputs at once, without writing into views, which captured graphs cannot
+        tangents = torch.cat([one[:, :n_columns], one[:, n_columns:].expand(-1, n_local)], -1)
         value, products = push_forward(function, u, tangents)
         if n_local != value.shape[-1]:
             raise ValueError(f"{n_local} local inputs for {value.shape[-1]} outputs")

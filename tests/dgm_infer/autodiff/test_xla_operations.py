@@ -1,0 +1,97 @@
+"""Operations of torch in programs compute what torch computes, in its types."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dgm_infer.autodiff import xla_lowering
+from dgm_infer.autodiff.programs import Program
+from dgm_infer.autodiff.xla import Machine
+from dgm_infer.autodiff.xla_lowering import known_operations
+from dgm_infer.errors import ModelError
+
+from .xla_cases import CASES, FLOATS
+
+# What rounding makes of a result, in units of its size.
+TOLERANCE = {torch.float64: 1e-14, torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def tensors(found: Any) -> list[Tensor]:
+    return [found] if isinstance(found, Tensor) else [t for t in found if t is not None]
+
+
+@cache
+def graph(name: str, dtype: torch.dtype) -> tuple[fx.GraphModule, tuple[Tensor, ...]]:
+    case = CASES[name]
+    inputs = tuple(t.to(dtype) if t.is_floating_point() else t for t in case.inputs)
+    return make_fx(lambda *x: [t.clone() for t in tensors(case.function(*x))], tracing_mode="fake")(*inputs), inputs
+
+
+def by_xla(module: fx.GraphModule, *inputs: Tensor) -> list[Tensor]:
+    machine = Machine(module, inputs, 0, 0, 0, 1)
+    return [t[0] for t in machine(inputs, lambda: [], 1)]
+
+
+def assert_same(found: list[Tensor], expected: list[Tensor], times: float = 1.0) -> None:
+    assert len(found) == len(expected)
+    for k, (own, other) in enumerate(zip(found, expected, strict=True)):
+        assert own.shape == other.shape, k
+        assert own.dtype == other.dtype, k
+        if not other.is_floating_point():
+            assert torch.equal(own, other), (k, own, other)
+            continue
+        usual = other[other.isfinite()].abs()
+        size = float(usual.mean()) if usual.numel() else 0.0
+        rounding = min(times * TOLERANCE[other.dtype], 1e-3)
+        torch.testing.assert_close(own, other, rtol=rounding, atol=rounding * min(1.0, size), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_an_operation_computes_what_torch_does(name, dtype):
+    module, inputs = graph(name, dtype)
+    with torch.no_grad():
+        assert_same(by_xla(module, *inputs), module(*inputs), CASES[name].rtol)
+
+
+# Of the graphs of models, which tracing of a case leaves out.
+PASSED_ON = ("detach", "lift_fresh")
+
+
+@pytest.mark.parametrize("name", PASSED_ON)
+def test_what_is_passed_on_is_the_same(name):
+    x = torch.tensor([1.0, 2.0])
+    own = fx.Graph()
+    place = own.placeholder("x")
+    place.meta["val"] = x
+    found = own.call_function(getattr(torch.ops.aten, name).default, (place,))
+    found.meta["val"] = x
+    own.output([found])
+    assert torch.equal(by_xla(fx.GraphModule({}, own), x)[0], x)
+
+
+def test_every_operation_that_is_known_is_among_the_cases():
+    seen = set(PASSED_ON)
+    for name in CASES:
+        for node in graph(name, torch.float64)[0].graph.nodes:
+            if isinstance(node.target, torch._ops.OpOverload):
+                own = node.target.overloadpacket.__name__
+                seen.add(own if node.target.namespace == "aten" else f"prims.{own}")
+    assert set(known_operations()) - seen == set()
+
+
+def test_control_a_wrong_operation_is_seen(monkeypatch):
+    known = known_operations()
+    wrong = {**known, "sin": known["cos"], "remainder": known["fmod"], "floor": known["trunc"]}
+    monkeypatch.setattr(xla_lowering, "known_operations", lambda: wrong)
+    for name in ("sin", "remainder", "floor"):
+        module, inputs = graph(name, torch.float64)
+        with pytest.raises(AssertionError):
+            assert_same(by_xla(module, *inputs), module(*inputs), CASES[name].rtol)
+    program = Program(lambda x, rng: x.sin(), torch.ones(3, dtype=torch.float64))
+    with pytest.raises(ModelError, match="computes something else"):
+        program.compile()
