@@ -218,10 +218,10 @@ class _Counted(TorchDispatchMode):
 
 def operations(function: Callable[..., Any], *examples: Tensor) -> int:
     """Operations of a function, without its derivatives: what to know before a long simulator is captured."""
-    return work(function, *examples)[0]
+    return calls_and_numbers(function, *examples)[0]
 
 
-def work(function: Callable[..., Any], *examples: Tensor) -> tuple[int, int]:
+def calls_and_numbers(function: Callable[..., Any], *examples: Tensor) -> tuple[int, int]:
     """Operations of a function, and the numbers that they make."""
     with torch.no_grad(), _Counted() as counted:
         function(*examples)

@@ -74,7 +74,7 @@ def gauss_newton(function: Callable[[Tensor], Tensor], u: Tensor, whiten: Callab
         return unit.double() + k.mT @ k
 
 
-class Annealed(Target):
+class AnnealedPosterior(Target):
     """A posterior at a power ``beta`` of its likelihood: of additive normal noise, its inverse variance in units of the
     noise's own.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..conditioning.fibre import Fibre
-from ..conditioning.posterior import Annealed, Posterior
+from ..conditioning.posterior import AnnealedPosterior, Posterior
 from ..kernels import HMC, LiftedHMC
 from ..kernels.kernel import Tunable, Tuning
 from ..kernels.mode_jumps import Jumps
@@ -259,7 +259,7 @@ class _Tempered:
         population = _SETTINGS.population if slow else _SETTINGS.large_population
         self.most = max(chains, min(population, affordable(posterior)))
         self.transitions, self.at_last = (1, 5) if slow else (2, 10)
-        annealed = Annealed(computed)
+        annealed = AnnealedPosterior(computed)
         example = posterior.initial_draws(self.most, torch.Generator(posterior.values.device))
         gradients = _SETTINGS.increments * self.transitions * (1 + self.n_steps) // 2
         self._evaluated = evaluation(annealed, _with(example, 1.0), gradients if compiles else 0)
@@ -297,7 +297,7 @@ class _AtBeta(Target):
 
 
 def _with(u1: Tensor, beta: Tensor | float) -> Tensor:
-    """Positions of :class:`Annealed`."""
+    """Positions of :class:`AnnealedPosterior`."""
     return torch.cat([u1, torch.as_tensor(beta).to(u1).expand(u1.shape[:-1]).unsqueeze(-1)], -1)
 
 

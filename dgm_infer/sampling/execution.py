@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..autodiff.capture import operations, work
+from ..autodiff.capture import calls_and_numbers, operations
 from ..autodiff.captured import CapturedTarget, evaluated_by
 from ..autodiff.programs import CompiledTarget, Program
 from ..autodiff.pytrees import flatten, tree_map
@@ -300,7 +300,7 @@ class RepeatedCall:
 
     def _cost(self, at: Tensor) -> tuple[float, float]:
         """Seconds of a gradient, and of compiling it."""
-        calls, numbers = work(self._target.energy, at)
+        calls, numbers = calls_and_numbers(self._target.energy, at)
         size = _SETTINGS.gradient * calls
         if at.is_cuda or calls > _SETTINGS.longest:
             return 0.0, 1.0

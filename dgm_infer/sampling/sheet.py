@@ -52,7 +52,7 @@ def picture_sheet(draws: Any, originals: Any, n: int) -> "Figure":
     if len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] not in (1, 3)):
         raise ArgumentError(f"plot('pictures'): outputs of shape {shape} are not [H, W], [1, H, W] or [3, H, W]")
     outputs = outputs.reshape(*outputs.shape[:2], -1, *shape)
-    scale = scale_of(draws.problem)
+    scale = pixel_scale(draws.problem)
     seen = Seen.of(draws.problem, shape)
     if originals is not None:
         originals = numbers("plot", "originals", originals)
@@ -104,12 +104,12 @@ def sheet(
     )
     sd_scale = max(float(sd.max()), 1e-6)
     for i in range(n_images):
-        pictures = [] if originals is None else [rgb(image(originals[i]))]
+        pictures = [] if originals is None else [rgb(array_of(originals[i]))]
         pictures += [] if seen is None else [visible(seen[i], mask_of(mask, i, outputs.shape[3:]))]
-        pictures += [*(rgb(image(s[i])) for s in shown), rgb(image(mean[i]))]
+        pictures += [*(rgb(array_of(s[i])) for s in shown), rgb(array_of(mean[i]))]
         for axis, picture in zip(axes[i], pictures, strict=False):
             axis.imshow(picture, interpolation="nearest")
-        spread = image(sd[i])
+        spread = array_of(sd[i])
         axes[i, -1].imshow(
             spread.mean(-1) if spread.ndim == 3 else spread,
             cmap="magma",
@@ -129,7 +129,7 @@ def sheet(
     return figure
 
 
-def scale_of(problem: Any) -> PixelScale:
+def pixel_scale(problem: Any) -> PixelScale:
     """What black and white are in the outputs of a problem's draws."""
     model = getattr(problem, "model", problem)
     return PixelScale.of(model.model.model if isinstance(model, NoisyMeasurement) else model)
@@ -165,14 +165,14 @@ def mask_of(mask: Tensor | None, i: int, shape: tuple[int, ...]) -> Tensor | Non
 
 def visible(picture: Tensor, mask: Tensor | None) -> np.ndarray:
     """Colours ``[H, W, 3]`` of a picture, those of the hidden pixels marked."""
-    colours = rgb(image(picture))
+    colours = rgb(array_of(picture))
     if mask is not None:
-        hidden = ~image(mask).astype(bool)
+        hidden = ~array_of(mask).astype(bool)
         colours[hidden.any(-1) if hidden.ndim == 3 else hidden] = _HIDDEN
     return colours
 
 
-def image(x: Tensor) -> np.ndarray:
+def array_of(x: Tensor) -> np.ndarray:
     """``(H, W)``, ``(1, H, W)`` or ``(C, H, W)`` as an array ``[H, W]`` or ``[H, W, C]``."""
     x = x.detach().cpu()
     if x.ndim == 3:

@@ -10,7 +10,7 @@ from ..arguments import choice, names_of, whole_number
 from ..errors import ArgumentError, DgmInferError
 from ..html import block, figure, table, text
 from .inference_data import inference_data, plotted
-from .sheet import heading_of, noun, picture_sheet, scale_of
+from .sheet import heading_of, noun, picture_sheet, pixel_scale
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,6 +90,6 @@ def thumbnails(draws: Any, n: int = 8) -> list[str]:
         outputs = outputs[:, 0] if outputs.shape[1] == 1 else outputs.movedim(1, -1)
     if outputs.ndim not in (3, 4) or min(outputs.shape[1:3]) < 4:
         return []
-    unit = scale_of(problem).to_unit(outputs).nan_to_num().clamp(0, 1)
+    unit = pixel_scale(problem).to_unit(outputs).nan_to_num().clamp(0, 1)
     pixels = (255 * unit).round().to(torch.uint8).cpu().numpy()
     return [f"<p>{heading_of(n, n, noun(problem))}</p>", *(figure(p, "", width=max(64, p.shape[1])) for p in pixels)]

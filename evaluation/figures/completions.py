@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from dgm_infer.files import writable_folder, write_file
-from dgm_infer.sampling.sheet import image, mask_of, rgb, sheet, visible
+from dgm_infer.sampling.sheet import array_of, mask_of, rgb, sheet, visible
 
 from .saving import save_picture
 
@@ -52,9 +52,11 @@ def single_pictures(
     shown, mean = outputs[:n, -1], outputs.mean((0, 1))
     for i in range(outputs.shape[2]):
         own = mask_of(mask, i, outputs.shape[3:])
-        named = {} if originals is None else {"original": rgb(image(originals[i]))}
+        named = {} if originals is None else {"original": rgb(array_of(originals[i]))}
         named |= {} if observed is None else {"observed": visible(observed[i], own)}
-        named |= {"mean": rgb(image(mean[i]))} | {f"completion_{k + 1}": rgb(image(s[i])) for k, s in enumerate(shown)}
+        named |= {"mean": rgb(array_of(mean[i]))} | {
+            f"completion_{k + 1}": rgb(array_of(s[i])) for k, s in enumerate(shown)
+        }
         for name, colours in named.items():
             file = io.BytesIO()
             Image.fromarray(np.round(255 * colours).astype(np.uint8)).save(file, format="PNG")

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from dgm_infer import downsample
-from dgm_infer.sampling.sheet import heading_of, image, rgb
+from dgm_infer.sampling.sheet import array_of, heading_of, rgb
 
 from .saving import save_picture
 
@@ -43,7 +43,7 @@ def thumbnails(path: str | os.PathLike, originals: Tensor, factor: int, outputs:
         labels = ["image", "thumbnail", f"difference\n/ {unit:.0e}"]
         for row, (pictures, label) in enumerate(zip(rows, labels, strict=True)):
             for axis, picture in zip(axes[3 * i + row], pictures, strict=True):
-                axis.imshow(rgb(image(picture)), interpolation="nearest")
+                axis.imshow(rgb(array_of(picture)), interpolation="nearest")
             axes[3 * i + row, 0].set_ylabel(label, fontsize=7)
     for axis in axes.flat:
         axis.set_xticks([])

@@ -206,7 +206,9 @@ def memory() -> int:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_calls_keep_no_memory():
     # 80 kB a call: what is kept of ten thousand is 800 MB
-    program = Program(lambda x, source: (x + uniform((100,), x[0], source), x.sum()), torch.zeros(100, 100, dtype=FLOAT))
+    program = Program(
+        lambda x, source: (x + uniform((100,), x[0], source), x.sum()), torch.zeros(100, 100, dtype=FLOAT)
+    )
     program.compile(4)
     x, source = torch.zeros(100, 100, dtype=FLOAT), rng()
     for _ in range(500):

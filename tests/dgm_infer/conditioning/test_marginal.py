@@ -7,7 +7,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.conditioning.marginal import NoiseMarginal
-from dgm_infer.conditioning.posterior import Annealed
+from dgm_infer.conditioning.posterior import AnnealedPosterior
 from tests.models import Bent, BentPairs, FreeWalk, Stretched, Walk
 from tests.oracles import FLOAT, Ellipse, LinearPairs, LinearWalk, linear_gaussian_model, linear_posterior
 
@@ -143,7 +143,7 @@ def test_annealed_densities_are_those_of_wider_noise_and_their_slope_in_its_widt
     y = draws(3, model.output_shape[0]).to(dtype)
     problem = dgm.condition(model, y, dtype=dtype)
     beta, u1 = torch.tensor([0.01, 0.3, 1.0], dtype=dtype), draws(4, 3, problem.marginal.dim).to(dtype)
-    annealed = Annealed(problem.marginal)
+    annealed = AnnealedPosterior(problem.marginal)
     x = torch.cat([u1, beta.expand(4, 3).unsqueeze(-1)], -1)
     energy, gradient = annealed.energy_and_gradient(x)
     # noise 1 / sqrt(beta) times as wide

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributions import Bernoulli, Independent, Normal
 
 import dgm_infer as dgm
-from dgm_infer.conditioning.posterior import Annealed
+from dgm_infer.conditioning.posterior import AnnealedPosterior
 from dgm_infer.kernels.metrics import first_metric
 from dgm_infer.models import CensoredNormal
 from generators import LatentPosterior
@@ -84,7 +84,7 @@ def test_control_the_information_at_the_edges_is_counted():
 def test_a_power_of_the_likelihood_leads_from_the_prior_to_the_posterior(family):
     target = posterior(family)
     z = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    annealed = Annealed(target)
+    annealed = AnnealedPosterior(target)
     assert annealed.is_exact
     energies = {}
     for beta in (0.0, 0.3, 1.0):
