@@ -26,7 +26,7 @@ class Machine:
         module: a graph of constants, arguments and random numbers, whose loops are those of
             :func:`~dgm_infer.autodiff.loops.repeat`.
         example: its inputs.
-        constants, numbers: how many first inputs are constants, and how many last ones random numbers.
+        constants, numbers: how many first inputs are constants, and how many last ones random numbers, all vectors.
         carried: how many of the last arguments are the first results of the call before.
         most: calls at most within one; fewer where their results are large.
 
@@ -88,7 +88,7 @@ class Machine:
         numbers = []
         for shape, (kind, places) in self._rows:
             rows = torch.empty(shape, dtype=kind)
-            torch.cat([each[k].reshape(-1) for each in drawn for k in places], out=rows[:n].view(-1))
+            torch.cat([each[k] for each in drawn for k in places], out=rows[:n].view(-1))
             numbers.append(as_numpy(rows))
         given = [as_numpy(t) for t in self._given.joined(arguments)]
         with _undisturbed(jax):
@@ -131,7 +131,7 @@ def _jax() -> Any:
 @contextmanager
 def _undisturbed(jax: Any) -> Iterator[None]:
     """With 64 bits, whatever JAX is set to elsewhere in the process, as calls are."""
-    with jax.enable_x64(True), jax.debug_nans(False), jax.debug_infs(False), jax.transfer_guard("allow"):
+    with jax.enable_x64(True), jax.debug_nans(False), jax.debug_infs(False), jax.transfer_guard_host_to_device("allow"):
         yield
 
 

@@ -248,7 +248,10 @@ def decomposed(target: Any, args: Sequence[Any], kwargs: dict[str, Any], depth: 
             graph = make_fx(alone, decomposition_table=table)(*fake)
     except Exception as error:
         raise ModelError(f"XLA cannot be told {target} ({error})") from error
-    found = lowered(graph, depth)(*arrays)
+    try:
+        found = lowered(graph, depth)(*arrays)
+    except ModelError as error:
+        raise ModelError(f"XLA cannot be told {target}") from error
     several = len(target._schema.returns) > 1 or str(target._schema.returns[0].type).endswith("[]")
     return list(found) if several else found[0]
 

@@ -255,11 +255,14 @@ def evaluation(target: Target, x: Tensor, times: int) -> Callable[[Tensor], tupl
         x: positions of the usual number, a program for which is compiled where ``times`` of it pay.
     """
     # before anything is captured
-    size = _SETTINGS.gradient * operations(target.energy, x)
-    if _SETTINGS.call * size * times < 2 * (_SETTINGS.compiles + _SETTINGS.each * size):
+    spared = _SETTINGS.gradient * _SETTINGS.call * operations(target.energy, x) * times
+    if spared < 2 * _SETTINGS.compiles:
         return target.energy_and_gradient
     try:
-        return CompiledTarget(CapturedTarget(target, _SETTINGS.longest), x).energy_and_gradient
+        own = CapturedTarget(target, _SETTINGS.longest)
+        if spared < 2 * (_SETTINGS.compiles + _SETTINGS.each * own.operations(x)[1]):
+            return target.energy_and_gradient
+        return CompiledTarget(own, x).energy_and_gradient
     except ModelError:
         return target.energy_and_gradient
 

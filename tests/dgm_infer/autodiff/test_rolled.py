@@ -160,7 +160,7 @@ def test_what_is_evaluated_often_is_compiled_where_it_is_a_long_loop(monkeypatch
     target, u = dgm.Target(lambda u: function(u)[0], 3), numbers(ROWS, 3)
     assert evaluation(target, u, 3) == target.energy_and_gradient
     compiled = []
-    monkeypatch.setattr(Program, "compile", lambda self: compiled.append(self))
+    monkeypatch.setattr(Program, "compile", lambda self, most=1: compiled.append(self))
     fast = evaluation(target, u, 1000)
     assert len(compiled) == 1
     for found, truth in zip(fast(numbers(ROWS, 3, seed=4)), expected(function, numbers(ROWS, 3, seed=4)), strict=False):
