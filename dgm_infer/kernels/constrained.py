@@ -81,7 +81,8 @@ class ConstrainedHMC(Scheduled):
         tolerance: a projection has converged when ``max|c| < tolerance * max(1, |y|_max)``; None for 1e-8 in
             float64 and 1e-5 in float32. A reversed sub-step must return within ``sqrt(tolerance)``.
         max_iterations: updates after which a solver has failed.
-        compile: as in :class:`HMC`; on a CPU.
+        compile: as in :class:`HMC`, on a CPU alone; it takes 12 to 20 s. None does not for networks with convolutions,
+            whose arithmetic takes the time.
         float32_jacobians: whether Jacobians are computed in float32 and the constraint alone in the type of the
             positions: faster where a network's arithmetic takes the time, on a CPU 2 to 3 times for convolutions. The
             energy then has rounding errors of about 1e-7 times the condition number of the Jacobian (math 3.8). None
