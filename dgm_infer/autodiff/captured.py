@@ -39,11 +39,12 @@ def captured(target: Target) -> Target:
 
 
 def once(subject: Any, make: Callable[[], Made]) -> Made:
-    """What is made of a subject that lives as long as it, once per program that is being captured."""
+    """What is made of a subject, once per program that is being captured."""
     known = _TARGETS.get()
     if id(subject) not in known:
-        known[id(subject)] = make()
-    return known[id(subject)]
+        # an identity is one only as long as its owner lives
+        known[id(subject)] = (subject, make())
+    return known[id(subject)][1]
 
 
 @contextmanager
@@ -60,7 +61,7 @@ def evaluated_by(target: Target, other: Target) -> Iterator[None]:
 def captured_targets(known: Sequence["CapturedTarget"] = ()) -> Iterator[None]:
     """Each target that is :func:`captured` within is captured once, unless it is known: it may be another one at the
     next time."""
-    token = _TARGETS.set({id(each._target): each for each in known})
+    token = _TARGETS.set({id(each._target): (each._target, each) for each in known})
     try:
         yield
     finally:

@@ -25,7 +25,7 @@ class Computation:
     gram_force: bool = True
     """Whether the gradient of the energy has its Gram term, else it is that of ``-log p_u`` alone."""
     traced: bool = False
-    """Whether Jacobians and their derivatives run as graphs of tensor operations, captured in a few seconds once for every
+    """Whether Jacobians and their derivatives run as graphs of tensor operations, captured in a few seconds for every
     number of rows, which spares the calls by which derivatives of derivatives are found."""
 
 
@@ -151,7 +151,7 @@ def _captured(fibre: Any, name: str, u: Tensor) -> tuple[Graph, Form]:
 
 @dataclass(frozen=True, eq=False)
 class CapturedRows:
-    """Rows of a fibre in a program that is being captured, where its methods are graphs: a tree, which loops can take."""
+    """Rows of a fibre in a program that is being captured, where its methods are graphs: a tree that loops can take."""
 
     fibre: Any
     graphs: FibreGraphs
@@ -169,6 +169,10 @@ class CapturedRows:
 
     def linearise(self, u: Tensor) -> Any:
         return self._of("linearise", u)
+
+    def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """``function(rows, *arguments)``."""
+        return function(self, *arguments)
 
     def _of(self, name: str, u: Tensor) -> Any:
         return self.graphs(self.fibre, name, self.data, u)

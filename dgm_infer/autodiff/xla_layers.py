@@ -33,24 +33,17 @@ def _convolutions() -> dict[str, Callable[..., Any]]:
         sizes = [
             (n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(x.shape[1:-1], kernel, stride, dilation, strict=True)
         ]
-        shifted = [
-            x[
-                (
-                    slice(None),
-                    *(
-                        slice(i * d, i * d + (n - 1) * s + 1, s)
-                        for i, n, s, d in zip(at, sizes, stride, dilation, strict=True)
-                    ),
-                )
-            ]
-            for at in itertools.product(*map(range, kernel))
-        ]
+        shifted = []
+        for at in itertools.product(*map(range, kernel)):
+            firsts = zip(at, sizes, stride, dilation, strict=True)
+            parts = [slice(i * d, i * d + (n - 1) * s + 1, s) for i, n, s, d in firsts]
+            shifted.append(x[(slice(None), *parts)])
         columns = jnp.concatenate(shifted, -1).reshape(-1, len(shifted) * x.shape[-1])
         rows = weight.reshape(*weight.shape[:2], -1).transpose(2, 1, 0).reshape(-1, weight.shape[0])
         return channels_first((columns @ rows).reshape(x.shape[0], *sizes, -1))
 
-    # With i = s q + a the entry i of the kernel of a transposed convolution of stride s adds to outputs a, a + s, ...: those
-    # are a convolution of stride 1 for each a.
+    # Entry i = s q + a of the kernel of a transposed convolution of stride s adds to outputs a, a + s, ...: those are a
+    # convolution of stride 1 for each a.
     def by_phases(x: Any, weight: Any, stride: Any, padding: Any, extra: Any) -> Any:
         n, kernel = len(stride), weight.shape[2:]
         parts = [-(-k // s) for k, s in zip(kernel, stride, strict=True)]

@@ -109,8 +109,8 @@ class SolverSettings(Settings):
     compaction: float = 0.75
     """Share of the rows still iterating below which the batch is compacted."""
     memory: int = 6
-    """Steps that Broyden's method corrects by, after which it begins again from where it is: a program has fixed shapes,
-    and on a device the host does not ask how far its rows are."""
+    """Steps that Broyden's method corrects by, after which it begins again from where it is: a program has fixed
+    shapes, and on a device the host does not ask how far its rows are."""
     device_updates: int = 16
     """Updates of every solve on a device, which never asks how far its rows are: the host would wait for the answer."""
 

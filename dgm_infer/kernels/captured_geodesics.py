@@ -1,6 +1,6 @@
 """Geodesics on a fibre in a program that is being captured: a loop of steps, whose rows stop by masks."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,7 +9,27 @@ from ..autodiff.loops import repeat
 from ..autodiff.row_execution import CapturedRows
 from ..conditioning.fibre import Linearisation
 from ..errors import Status
-from .integrators import STRAIGHT, FreeMotion, GeodesicEndpoint
+from ..structures import JacobianMap
+from .integrators import STRAIGHT, FreeMotion, GeodesicEndpoint, Solver
+
+
+class _Counts(NamedTuple):
+    """What became of the drifts of every row so far, each ``[R]``."""
+
+    status: Tensor
+    iterations: Tensor
+    retried: Tensor
+    returned: Tensor
+    """Whether all drifts came back when they were reversed."""
+
+
+class _Moving(NamedTuple):
+    """Rows between two drifts."""
+
+    position: Tensor
+    momentum: Tensor
+    jacobian: JacobianMap
+    counts: _Counts
 
 
 def captured_geodesic(
@@ -20,59 +40,55 @@ def captured_geodesic(
     step_size: Tensor,
     n_steps: int | Tensor,
     n_geodesic: int,
-    solver: Any,
+    solver: Solver,
     reversal_tolerance: float,
     *,
     flow: FreeMotion = STRAIGHT,
 ) -> GeodesicEndpoint:
-    """:func:`geodesic` as a loop of a program that is being captured."""
+    """:func:`~dgm_infer.kernels.integrators.geodesic`: the same trajectories, each drift reversed at once.
+
+    A row whose drift does not return moves on all the same, as it does there.
+    """
     n_steps = torch.as_tensor(n_steps, device=position.device).expand_as(step_size)
     step = step_size.unsqueeze(-1)
-    u, p = (
-        position,
-        momentum - 0.5 * step * linearisation.jacobian.tangent(flow.force(position, linearisation.gradient)),
-    )
-    status = torch.full(u.shape[:1], int(Status.OK), dtype=torch.int8, device=u.device)
-    iterations, no = torch.zeros_like(status, dtype=torch.int32), torch.zeros_like(status, dtype=torch.bool)
-    tally = (status, iterations, no, ~no)
+    start = linearisation.jacobian.tangent(flow.force(position, linearisation.gradient))
+    none = torch.zeros_like(n_steps, dtype=torch.bool)
+    counts = _Counts(none.to(torch.int8) + int(Status.OK), none.to(torch.int32), none, ~none)
 
-    def drifted(k: Any, carried: Any, constants: Any, evaluate: str) -> Any:
-        (u, p, jacobian, (status, iterations, retried, returned)), (fibre, step, n_steps) = carried, constants
-        drift = step / n_geodesic
-        alive = (k < n_steps) & (status == Status.OK)
-        forward = solver(fibre, flow.move(u, p, drift), jacobian, active=alive)
+    def drifted(here: _Moving, constants: Any) -> tuple[_Moving, Any]:
+        fibre, drift, moving, evaluate = constants
+        u, counts = here.position, here.counts
+        alive = moving & (counts.status == Status.OK)
+        forward = solver(fibre, flow.move(u, here.momentum, drift), here.jacobian, active=alive)
         moved = alive & forward.converged
-        status = torch.where(alive & ~moved, int(Status.PROJECTION_FAILED), status)
-        u_new = torch.where(moved.unsqueeze(-1), forward.position, u)
-        there = getattr(fibre, evaluate)(u_new)
-        jacobian = there.jacobian if evaluate == "linearise" else there
-        p_new = jacobian.tangent(flow.arrival(u, u_new, drift))
-        back = solver(
-            fibre, flow.move(u_new, -p_new, drift), jacobian, active=moved, expected=u, within=reversal_tolerance
-        )
+        there = torch.where(moved.unsqueeze(-1), forward.position, u)
+        found = getattr(fibre, evaluate)(there)
+        jacobian = found.jacobian if isinstance(found, Linearisation) else found
+        p = jacobian.tangent(flow.arrival(u, there, drift))
+        back = solver(fibre, flow.move(there, -p, drift), jacobian, active=moved, expected=u, within=reversal_tolerance)
         near = (back.position - u).abs().amax(-1) < reversal_tolerance
-        returned = returned & ~(moved & ~(back.converged & near))
-        iterations = iterations + forward.iterations + back.iterations
-        tally = (status, iterations, retried | forward.retried | back.retried, returned)
-        return u_new, torch.where(moved.unsqueeze(-1), p_new, p), there, tally
+        counts = _Counts(
+            torch.where(alive & ~moved, int(Status.PROJECTION_FAILED), counts.status),
+            counts.iterations + forward.iterations + back.iterations,
+            counts.retried | forward.retried | back.retried,
+            counts.returned & (~moved | (back.converged & near)),
+        )
+        return _Moving(there, torch.where(moved.unsqueeze(-1), p, here.momentum), jacobian, counts), found
 
-    def stepped(k: Any, carried: Any, constants: Any) -> Any:
-        u, p, here, tally = carried
-        fibre, step, n_steps = constants
-        inner = (u, p, here.jacobian, tally)
-        if n_geodesic > 1:
-            inner = repeat(
-                n_geodesic - 1,
-                lambda _, own, given: drifted(given[1], own, given[0], "jacobian"),
-                inner,
-                (constants, torch.as_tensor(k, device=step.device)),
-            )
-        u, p, here, tally = drifted(k, inner, constants, "linearise")
+    def stepped(k: Any, carried: tuple[_Moving, Linearisation], constants: Any) -> tuple[_Moving, Linearisation]:
+        (here, there), (fibre, step, n_steps) = carried, constants
+        given = (fibre, step / n_geodesic, k < n_steps)
+        if n_geodesic == 1:
+            here, there = drifted(here, (*given, "linearise"))
+        else:
+            here = repeat(n_geodesic, lambda _, here, given: drifted(here, (*given, "jacobian"))[0], here, given)
+            there = fibre.linearise(here.position)
+        # a full step inside a trajectory, half a step at its end, and nothing after it
         halves = (k < n_steps).to(step) + (k + 1 < n_steps).to(step)
-        kick = 0.5 * halves.unsqueeze(-1) * step
-        return u, p - kick * here.jacobian.tangent(flow.force(u, here.gradient)), here, tally
+        force = here.jacobian.tangent(flow.force(here.position, there.gradient))
+        return here._replace(momentum=here.momentum - 0.5 * halves.unsqueeze(-1) * step * force), there
 
-    end: Any = repeat(n_steps.max(), stepped, (u, p, linearisation, tally), (fibre, step, n_steps))
-    u, p, here, (status, iterations, retried, returned) = end
-    status = torch.where(returned, status, int(Status.REVERSAL_FAILED))
-    return GeodesicEndpoint(u, p, here, status, iterations, retried)
+    first = _Moving(position, momentum - 0.5 * step * start, linearisation.jacobian, counts)
+    end, there = repeat(n_steps.max(), stepped, (first, linearisation), (fibre, step, n_steps))
+    status = torch.where(end.counts.returned, end.counts.status, int(Status.REVERSAL_FAILED))
+    return GeodesicEndpoint(end.position, end.momentum, there, status, end.counts.iterations, end.counts.retried)

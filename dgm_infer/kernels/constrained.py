@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ..arguments import choice, flag, fraction, whole_number
+from ..autodiff.capture import operations
 from ..autodiff.loops import is_captured
-from ..autodiff.row_execution import captured_rows
+from ..autodiff.row_execution import CapturedRows, captured_rows
 from ..conditioning.abc_kernels import InputPosterior, NoiseEmbedding
 from ..conditioning.captured_projection import captured_project
 from ..conditioning.fibre import Fibre, Linearisation
@@ -80,7 +81,8 @@ class ConstrainedHMC(Scheduled):
         tolerance: a projection has converged when ``max|c| < tolerance * max(1, |y|_max)``; None for 1e-8 in
             float64 and 1e-5 in float32. A reversed sub-step must return within ``sqrt(tolerance)``.
         max_iterations: updates after which a solver has failed.
-        compile: as in :class:`HMC`; on a CPU.
+        compile: as in :class:`HMC`, on a CPU alone; it takes 12 to 20 s. None does not for networks with convolutions,
+            whose arithmetic takes the time.
         float32_jacobians: whether Jacobians are computed in float32 and the constraint alone in the type of the
             positions: faster where a network's arithmetic takes the time, on a CPU 2 to 3 times for convolutions. The
             energy then has rounding errors of about 1e-7 times the condition number of the Jacobian (math 3.8). None
@@ -168,21 +170,33 @@ class ConstrainedHMC(Scheduled):
         coarse = problem.prefers_float32 if self.float32_jacobians is None else self.float32_jacobians
         return problem.computed(float32=coarse, gram_force=self.gram_force, traced=problem.traces)
 
+    def _rows(self, problem: Fibre, chains: int) -> Any:
+        """One flat batch of all chains and problems: a fibre, or what stands for it in a program."""
+        flat = self._problem(problem).rows(chains)
+        return captured_rows(flat) if is_captured() else flat
+
     def _project(
-        self, tolerance: float, solvers: tuple[str, ...], fibre: Fibre, v: Tensor, base: JacobianMap, **options: Any
+        self,
+        tolerance: float,
+        solvers: tuple[str, ...],
+        fibre: Fibre | CapturedRows,
+        v: Tensor,
+        base: JacobianMap,
+        **options: Any,
     ) -> Projection:
-        return (captured_project if is_captured() else project)(
-            fibre,
-            v,
-            base,
-            tolerance=tolerance * fibre.scale,
-            solvers=solvers,
-            max_iterations=self.max_iterations,
-            **options,
-        )
+        solve: Any = captured_project if is_captured() else project
+        options |= {"solvers": solvers, "max_iterations": self.max_iterations}
+        return solve(fibre, v, base, tolerance=tolerance * fibre.scale, **options)
+
+    def operations(self, problem: Fibre, state: ConstrainedState) -> int:
+        """Operations of a transition; 0 for networks with convolutions, whose arithmetic takes the time."""
+        if problem.observed.convolves:
+            return 0
+        rng = torch.Generator(state.position.device).manual_seed(0)
+        return operations(lambda: self.step(problem, state, rng))
 
     def init(self, problem: Fibre, position: Tensor) -> ConstrainedState:
-        flat = self._problem(problem).rows(position.shape[0])
+        flat = self._rows(problem, position.shape[0])
         there = position.reshape(-1, problem.dim)
         return ConstrainedState(position, flat.evaluate(type(flat).linearise, there))
 
@@ -198,14 +212,13 @@ class ConstrainedHMC(Scheduled):
 
     def step(self, problem: Fibre, state: ConstrainedState, rng: torch.Generator) -> tuple[ConstrainedState, Info]:
         shape = state.position.shape[:-1]
-        flat = self._problem(problem).rows(shape[0])
+        flat = self._rows(problem, shape[0])
         u, here = state.position.reshape(-1, problem.dim), state.linearisation
         tolerance = self.relative_tolerance(u.dtype)
         n_steps, step_size, fraction = self.draw_schedule(self.longest_step(problem), u.new_empty(shape), rng)
         momentum = here.jacobian.tangent(draw_momentum(u, rng))
-        if is_captured():
-            flat = captured_rows(flat)
-        end = (captured_geodesic if is_captured() else geodesic)(
+        follow: Any = captured_geodesic if is_captured() else geodesic
+        end = follow(
             flat,
             u,
             momentum,

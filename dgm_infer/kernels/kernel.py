@@ -162,6 +162,15 @@ class Compilable(Kernel, Protocol):
 
 
 @runtime_checkable
+class Counted(Compilable, Protocol):
+    """A kernel that can be compiled, of whose transitions the gradients of a target are not the greater part."""
+
+    def operations(self, problem: Any, state: Any, /) -> int:
+        """Operations of a transition; 0 where code would not save their calls."""
+        ...
+
+
+@runtime_checkable
 class Preconditioned(Tunable, Protocol):
     """A tunable kernel that can find a metric where its chains are, before they have moved."""
 

@@ -15,7 +15,7 @@ from ..autodiff.pytrees import flatten, tree_map
 from ..conditioning.fibre import Fibre
 from ..errors import ModelError
 from ..kernels import Info, Kernel
-from ..kernels.kernel import Compilable, State
+from ..kernels.kernel import Compilable, Counted, State
 from ..target import Target
 
 Report = Callable[[str], None]
@@ -46,6 +46,8 @@ class CompilationSettings:
     """Seconds that a program takes to capture and compile: 2.0 on ``digits_vae``, with the import of JAX."""
     each: float = 0.012
     """Seconds that every operation of a gradient adds: 6.6 in all for the 403 of ``mnist_latent_flow``."""
+    projects: float = 15.0
+    """The same of a transition that projects onto a fibre: 10 to 20."""
     records: float = 2.0
     """Seconds that a program takes to be recorded on a GPU: one or two."""
     each_recorded: float = 0.005
@@ -100,7 +102,7 @@ class Execution:
     ) -> CompiledTarget | None:
         if target is None or position.is_cuda or not (isinstance(kernel, Compilable) and kernel.compile is not False):
             return None
-        if not kernel.is_program(self._problem):
+        if isinstance(kernel, Counted) or not kernel.is_program(self._problem):
             return None
         # at least two steps per transition
         self._energy = operations(target.energy, position)
@@ -173,6 +175,9 @@ class Execution:
                 self._compiles = False
             elif kernel.compile is not None:
                 self._compiles = kernel.compile
+            elif isinstance(kernel, Counted):
+                seconds = _SETTINGS.call * kernel.operations(self._problem, state) * self._left
+                self._compiles = seconds > _SETTINGS.projects
             elif len(self._steps) >= _SETTINGS.first or self._spent(state) > _SETTINGS.compiles:
                 self._compiles = self._pays(state)
             if self._compiles:

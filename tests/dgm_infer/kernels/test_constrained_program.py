@@ -1,4 +1,4 @@
-"""The program of a constrained transition makes the transitions of the kernel itself, for every structure and solver."""
+"""The program of a constrained transition makes those of the kernel itself, for every structure and solver."""
 
 from dataclasses import replace
 
@@ -13,6 +13,8 @@ from dgm_infer.autodiff.pytrees import flatten
 from dgm_infer.autodiff.randomness import Replayed
 from dgm_infer.conditioning import projection
 from dgm_infer.errors import Status
+from dgm_infer.kernels import captured_geodesics, constrained
+from dgm_infer.sampling.execution import Execution
 from tests.models import Bent, BentPairs, Network, Stretched, Walk
 from tests.oracles import FLOAT, Circle, Ellipse, Wave
 from tests.quick import cases
@@ -28,8 +30,8 @@ def under_a_mask_a_problem():
 def convolutions():
     torch.manual_seed(0)
     layers = nn.Unflatten(-1, (1, 2, 3)), nn.Conv2d(1, 1, 3, padding=1), nn.Tanh(), nn.Flatten()
-    observe = dgm.pixels(torch.tensor([True, False, False, True, False, False]))
-    return dgm.condition(Network(*layers).double(), [0.1, 0, 0, 0.2, 0, 0], observe=observe)
+    observe = dgm.pixels(torch.tensor([True, False, False, True, False]))
+    return dgm.condition(Network(*layers).double(), [0.1, 0, 0, 0.2, 0], observe=observe)
 
 
 PROBLEMS = {
@@ -112,7 +114,147 @@ def test_a_program_makes_the_transitions_of_its_kernel(name, solver, split):
     assert (positions[0] - positions[-1]).abs().max() > 0.01
 
 
-@pytest.mark.parametrize(
-    "name", cases(dict.fromkeys(("dense", "pairs", "scalar units, a mask a problem")), quick=("dense",))
-)
-def test_machine_code_makes_the_transitions_of_its_kernel(name): ...
+# code is made of what was captured: one problem of every structure, and the other solvers
+CODE = {name: CASES[name] for name in ("dense, newton", "pairs, quasi_newton", "walk, broyden")}
+
+
+@pytest.mark.parametrize(("name", "solver"), cases(CODE, quick=("dense, newton",)))
+def test_machine_code_makes_the_transitions_of_its_kernel(name, solver):
+    problem = PROBLEMS[name]()
+    assert largest_difference(pairs_of_transitions(problem, kernel_of(solver), compiled=True)) < rounding(problem)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gram_force", [True, False])
+def test_derivatives_in_float32_are_those_of_the_kernel(gram_force):
+    problem = convolutions()
+    assert problem.prefers_float32
+    kernel = kernel_of("broyden", gram_force=gram_force)
+    assert largest_difference(pairs_of_transitions(problem, kernel)) < 1e-3
+
+
+def failing(problem, kernel, statuses, n=6):
+    """Transitions of which some fail, compared."""
+    pairs = pairs_of_transitions(problem, kernel, n=n)
+    found = {int(status) for (_, info), _ in pairs for status in info.status.flatten()}
+    assert set(map(int, statuses)) <= found
+    return largest_difference(pairs)
+
+
+def test_rows_that_fail_have_the_statuses_and_counts_of_the_kernel():
+    problem = PROBLEMS["strongly bent"]()
+    kernel = dgm.ConstrainedHMC(1.2, n_steps=3, n_geodesic=1, solver="broyden", split=False)
+    assert failing(problem, kernel, (Status.OK, Status.PROJECTION_FAILED)) < 1e-7
+
+
+def test_the_second_solver_has_the_rows_on_which_the_first_one_fails():
+    problem = PROBLEMS["strongly bent"]()
+    kernel = dgm.ConstrainedHMC(0.9, n_steps=3, n_geodesic=1, solver="quasi_newton", split=False)
+    pairs = pairs_of_transitions(problem, kernel, n=6)
+    retried = torch.stack([info.tuning.retried for (_, info), _ in pairs])
+    assert retried.any()
+    assert not retried.all()
+    assert largest_difference(pairs) < 1e-7
+
+
+def test_a_drift_that_does_not_return_is_seen_in_a_program(monkeypatch):
+    problem, kernel = PROBLEMS["dense"](), kernel_of("newton")
+    state = states(problem, kernel)
+    rng = torch.Generator().manual_seed(0)
+    assert (program(problem, kernel, state)((kernel, state), rng)[1].status == Status.OK).all()
+    # the control: the way back is measured from somewhere else
+    near = captured_geodesics.captured_geodesic
+
+    def strict(*args, **options):
+        fibre, position, momentum, here, step_size, n_steps, n_geodesic, solver, _ = args
+        return near(fibre, position, momentum, here, step_size, n_steps, n_geodesic, solver, 0.0, **options)
+
+    monkeypatch.setattr(constrained, "captured_geodesic", strict)
+    found = program(problem, kernel, state)((kernel, state), rng)[1]
+    assert (found.status == Status.REVERSAL_FAILED).all()
+    assert torch.equal(found.stats["reversal_failed"], torch.ones_like(found.status, dtype=torch.bool))
+
+
+def test_broyden_forgets_where_a_program_does(monkeypatch):
+    """Of a solve of many updates; the control remembers fewer in the program."""
+    problem, kernel = PROBLEMS["strongly bent"](), dgm.ConstrainedHMC(1.0, n_steps=2, solver="broyden", split=False)
+    state = states(problem, kernel)
+    fast = program(problem, kernel, state)
+    numbers = fast._numbers.apart(fast._numbers.draw(torch.Generator().manual_seed(0)))
+    found = fast((kernel, state), torch.Generator().manual_seed(0))[1]
+    expected = kernel.step(problem, state, Replayed(list(numbers)))[1]
+    assert torch.equal(found.stats["solver_iterations"], expected.stats["solver_iterations"])
+    monkeypatch.setattr(projection, "SETTINGS", replace(projection.SETTINGS, memory=2))
+    other = kernel.step(problem, state, Replayed(list(numbers)))[1]
+    assert not torch.equal(found.stats["solver_iterations"], other.stats["solver_iterations"])
+
+
+class Undecided(Circle):
+    """Its output is computed in a way that depends on values."""
+
+    def observed(self, u):
+        x = super().observed(u)
+        return 1 * x if bool((x > 100).any()) else x
+
+
+def test_a_model_that_cannot_be_captured_is_refused_in_one_line():
+    problem, kernel = dgm.condition(Undecided(), [1.0]), dgm.ConstrainedHMC(0.3, n_steps=2, compile=True)
+    settings = {"chains": 2, "warmup": 0, "draws": 1, "seed": 0, "progress": False}
+    with pytest.raises(dgm.errors.ModelError) as caught:
+        dgm.sample(problem, kernel, **settings)
+    assert "\n" not in str(caught.value)
+    # the control: it can be sampled without
+    dgm.sample(problem, kernel.replace(compile=None), **settings)
+
+
+def test_too_many_rows_for_one_program_are_told(monkeypatch):
+    problem, kernel = PROBLEMS["pairs"](), kernel_of("newton")
+    state = states(problem, kernel)
+    row_size = problem.structure.row_size(problem.values.shape[-1], problem.dim)
+    monkeypatch.setattr(row_execution, "SETTINGS", row_execution.ExecutionSettings(elements=3 * row_size))
+    with pytest.raises(dgm.errors.ModelError, match="5 rows are too many"):
+        program(problem, kernel, state)
+
+
+@pytest.mark.parametrize("transitions", [10, 10**7])
+def test_a_kernel_is_compiled_where_that_saves_time(transitions, monkeypatch):
+    made = []
+    monkeypatch.setattr(Program, "compile", lambda self, most: made.append(self))
+    problem, kernel = PROBLEMS["dense"](), kernel_of("newton")
+    execution, state = Execution(problem, transitions), states(problem, kernel)
+    for _ in range(2):
+        state, _ = execution.step(kernel, state, torch.Generator().manual_seed(0), lasting=True)
+    assert bool(made) is (transitions == 10**7)
+    # a network's arithmetic takes the time
+    assert kernel.operations(problem, state) > 100
+    problem = convolutions()
+    assert kernel.operations(problem, states(problem, kernel)) == 0
+
+
+class Looking(Network):
+    """A network that looks at the values of its inputs."""
+
+    def prepare(self, u):
+        if bool((u > 1e3).all()):
+            raise ValueError("far away")
+        return u
+
+
+def test_derivatives_of_networks_with_convolutions_are_graphs_where_they_can_be(monkeypatch):
+    made, draws, captured = [], [], row_execution._captured
+    monkeypatch.setattr(row_execution, "_captured", lambda *args: made.append(captured(*args)) or made[-1])
+    kernel = dgm.ConstrainedHMC(0.3, n_steps=(2, 3), compile=False)
+    for network in (Network, Looking):
+        torch.manual_seed(0)
+        convolved = nn.Unflatten(-1, (1, 2, 3)), nn.Conv2d(1, 1, 3, padding=1), nn.Flatten()
+        fibre = dgm.condition(
+            network(*convolved).double(),
+            [0.1, 0, 0, 0.2, 0],
+            observe=dgm.pixels(torch.tensor([True, False, False, True, False])),
+        )
+        assert fibre.traces
+        draws.append(dgm.sample(fibre, kernel, chains=5, warmup=0, draws=4, seed=3, progress=False).inputs)
+    assert made
+    assert draws[0].diff(dim=1).abs().max() > 0.01
+    # derivatives of convolutions are in float32
+    torch.testing.assert_close(*draws, rtol=0, atol=1e-4)
