@@ -2,9 +2,9 @@
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -215,52 +215,55 @@ def decomposed(target: Any, args: Sequence[Any], kwargs: dict[str, Any], depth: 
     Raises:
         ModelError: it has no decomposition.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    table = _decompositions()
-    if target not in table or depth > _DEEPEST:
+    if target not in _decompositions() or depth > _DEEPEST:
         raise ModelError(f"XLA cannot be told {target}")
     arrays: list[Any] = []
 
     def collected(argument: Any) -> Any:
         """The argument with places for the arrays."""
         if isinstance(argument, (tuple, list)):
-            return [collected(each) for each in argument]
+            return tuple(collected(each) for each in argument)
         if not hasattr(argument, "ndim"):
             return argument
         arrays.append(argument)
         return _Place(len(arrays) - 1)
 
-    given = collected(args), [(name, collected(each)) for name, each in kwargs.items()]
-
-    def alone(*tensors: Tensor) -> list[Any]:
-        def filled(argument: Any) -> Any:
-            if isinstance(argument, list):
-                return [filled(each) for each in argument]
-            return tensors[argument.k] if isinstance(argument, _Place) else argument
-
-        return list(_listed(table[target](*filled(given[0]), **{name: filled(each) for name, each in given[1]})))
-
+    given = collected(args), tuple((name, collected(each)) for name, each in kwargs.items())
+    kinds = tuple((each.shape, _torch_type(each)) for each in arrays)
     try:
-        with FakeTensorMode():
-            fake = [torch.empty(each.shape, dtype=_torch_type(each)) for each in arrays]
-            graph = make_fx(alone, decomposition_table=table)(*fake)
+        # 1, 1.0 and True are the same key
+        found = lowered(_simpler(target, given, kinds, repr(given)), depth)(*arrays)
     except Exception as error:
-        raise ModelError(f"XLA cannot be told {target} ({error})") from error
-    try:
-        found = lowered(graph, depth)(*arrays)
-    except ModelError as error:
         raise ModelError(f"XLA cannot be told {target}") from error
     several = len(target._schema.returns) > 1 or str(target._schema.returns[0].type).endswith("[]")
     return list(found) if several else found[0]
 
 
-class _Place:
-    """Where an array is among the arguments of an operation."""
+class _Place(NamedTuple):
+    """Where an array is among those of an operation."""
 
-    def __init__(self, k: int):
-        self.k = k
+    k: int
+
+
+@lru_cache(256)
+def _simpler(target: Any, given: Any, kinds: Any, _: str) -> fx.GraphModule:
+    """The graph of an operation of tensors of some shapes and types, by simpler ones."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    table = _decompositions()
+
+    def alone(*tensors: Tensor) -> list[Any]:
+        def filled(argument: Any) -> Any:
+            if isinstance(argument, _Place):
+                return tensors[argument.k]
+            return [filled(each) for each in argument] if isinstance(argument, tuple) else argument
+
+        return list(_listed(table[target](*filled(given[0]), **{name: filled(each) for name, each in given[1]})))
+
+    with FakeTensorMode(), torch.no_grad():
+        fake = [torch.empty(shape, dtype=dtype) for shape, dtype in kinds]
+        return make_fx(alone, decomposition_table=table)(*fake)
 
 
 # Operations of higher order write nothing either.
