@@ -82,9 +82,7 @@ def _factors() -> dict[str, Callable[..., Any]]:
         a, b = (jnp.broadcast_to(each, (*lead, *each.shape[-2:])) for each in (a, b))
         return lax.linalg.triangular_solve(a, b, left_side=left, lower=not upper, unit_diagonal=unitriangular)
 
-    def triangular_old(
-        b: Any, a: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
-    ) -> Any:
+    def triangular_old(b: Any, a: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False) -> Any:
         own = turned(a) if transpose else a
         found = triangular(own, b, upper=upper != transpose, unitriangular=unitriangular)
         return found, jnp.broadcast_to(a, (*found.shape[:-2], *a.shape[-2:]))

@@ -117,7 +117,9 @@ def _pools() -> dict[str, Callable[..., Any]]:
                 inside = inside & (at >= 0) & (at < size)
                 places = places * size + at.clip(0, size - 1)
             out = places.shape[:n]
-            places, inside = (np.broadcast_to(e, np.broadcast_shapes(places.shape, inside.shape)) for e in (places, inside))
+            places, inside = (
+                np.broadcast_to(e, np.broadcast_shapes(places.shape, inside.shape)) for e in (places, inside)
+            )
             places, inside = places.reshape(*out, -1), inside.reshape(*out, -1)
             windows = x.reshape(*x.shape[:-n], -1)[..., places]
             lowest = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
@@ -237,7 +239,7 @@ def _resampled() -> dict[str, Callable[..., Any]]:
     import jax
     import jax.numpy as jnp
 
-    aten = torch.ops.aten
+    aten: Any = torch.ops.aten
 
     def weights(kind: str, size: int, out: int, align: bool, scale: float | None) -> Any:
         """Each new number by the old ones of a dimension, ``[out, size]``, as torch computes them."""
@@ -272,7 +274,7 @@ def _resampled() -> dict[str, Callable[..., Any]]:
         if out is None:
             out = [int(size * scale) for size, scale in zip(sizes, scales, strict=True)]
         scales = scales if scales and any(s is not None for s in scales) else [None] * n
-        return [weights(kind, *each, align, scale) for *each, scale in zip(sizes, out, scales, strict=True)]
+        return [weights(kind, old, new, align, scale) for old, new, scale in zip(sizes, out, scales, strict=True)]
 
     def forwards(kind: str, n: int) -> Callable[..., Any]:
         return lambda x, out, *rest: linear(x, matrices(kind, x.shape[-n:], out, rest))
@@ -320,10 +322,8 @@ def _attention() -> dict[str, Callable[..., Any]]:
             scores = jnp.where(attn_mask, scores, -jnp.inf) if attn_mask.dtype == bool else scores + attn_mask
         return jax.nn.softmax(scores, -1) @ v, special.logsumexp(scores, -1)
 
-    def backward(
-        g: Any, q: Any, k: Any, v: Any, out: Any, sums: Any, dropout: float, causal: bool, **rest: Any
-    ) -> Any:
-        return jax.vjp(lambda *x: attended(*x, dropout, causal, **rest)[0], q, k, v)[1](g)
+    def backward(g: Any, q: Any, k: Any, v: Any, out: Any, sums: Any, dropout: float, causal: bool, **rest: Any) -> Any:
+        return jax.vjp(lambda q, k, v: attended(q, k, v, dropout, causal, **rest)[0], q, k, v)[1](g)
 
     name = "_scaled_dot_product_flash_attention_for_cpu"
     return {name: attended, f"{name}_backward": backward}

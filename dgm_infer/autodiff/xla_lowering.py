@@ -13,6 +13,7 @@ from ..errors import ModelError
 from .xla_algebra import algebra
 from .xla_layers import layers
 from .xla_operations import Known, array_type, elementwise_names, operations
+from .xla_reductions import reductions
 from .xla_structures import structures
 
 # Arguments that the type of a result tells already, or its memory.
@@ -55,7 +56,7 @@ def known_operation(target: Any) -> Known | None:
 def known_operations() -> dict[str, Known]:
     """All that are known, by name."""
     own = {**structures(), **algebra(), **layers(), "grid_sampler_2d_backward": _grid_backward}
-    return {**operations(), **{name: Known(function, "own") for name, function in own.items()}}
+    return {**operations(), **reductions(), **{name: Known(function, "own") for name, function in own.items()}}
 
 
 def _grid_backward(g: Any, x: Any, grid: Any, kind: int, padding: int, align: bool, wanted: Sequence[bool]) -> Any:
@@ -131,7 +132,11 @@ def _loop(more: fx.GraphModule, body: fx.GraphModule, carried: Sequence[Any], ot
 def _choice(condition: Any, yes: fx.GraphModule, no: fx.GraphModule, operands: Sequence[Any] = ()) -> Any:
     import jax
 
-    ways = [lambda *x, way=lowered(way): tuple(_listed(way(*x))) for way in (yes, no)]
+    def way(module: fx.GraphModule) -> Callable[..., Any]:
+        taken = lowered(module)
+        return lambda *x: tuple(_listed(taken(*x)))
+
+    ways = [way(yes), way(no)]
     if isinstance(condition, bool):
         return ways[0 if condition else 1](*operands)
     return jax.lax.cond(condition.reshape(()), *ways, *operands)
@@ -176,14 +181,10 @@ def _promoted(known: Known, args: list[Any], result: Any) -> list[Any]:
 
 def _common(args: Sequence[Any]) -> torch.dtype:
     """The type in which torch compares."""
-    examples = [
-        torch.empty((0,) * each.ndim, dtype=_torch_type(each)) if hasattr(each, "ndim") else each
-        for each in args
-        if hasattr(each, "ndim") or isinstance(each, (bool, int, float))
+    examples: list[Any] = [
+        torch.empty((0,) * each.ndim, dtype=_torch_type(each)) if hasattr(each, "ndim") else each for each in args[:2]
     ]
-    if len(examples) == 1:
-        return examples[0].dtype
-    return torch.result_type(*examples[:2])
+    return torch.result_type(*examples) if len(examples) == 2 else examples[0].dtype
 
 
 @cache
@@ -273,7 +274,6 @@ _NOTHING = SimpleNamespace(is_mutable=False)
 @cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     """torch's, of operations that are not known and write nothing."""
-    import torch._refs
     from torch._decomp import decomposition_table
 
     return {

@@ -115,12 +115,10 @@ def _shapes() -> dict[str, Callable[..., Any]]:
         ].set(source),
         "select": lambda x, dim, index: x[along(x, dim, index)],
         "select_scatter": lambda x, source, dim, index: x.at[along(x, dim, index)].set(source),
-        "slice_backward": lambda g, sizes, dim, start, end, step: _zeros(g, sizes)
-        .at[along(_zeros(g, sizes), dim, slice(start, end, step))]
-        .set(g),
-        "select_backward": lambda g, sizes, dim, index: _zeros(g, sizes)
-        .at[along(_zeros(g, sizes), dim, index)]
-        .set(g),
+        "slice_backward": lambda g, sizes, dim, start, end, step: (
+            _zeros(g, sizes).at[along(_zeros(g, sizes), dim, slice(start, end, step))].set(g)
+        ),
+        "select_backward": lambda g, sizes, dim, index: _zeros(g, sizes).at[along(_zeros(g, sizes), dim, index)].set(g),
         "flip": lambda x, dims: jnp.flip(x, tuple(dims)) if x.ndim else x,
         "roll": rolled,
         "diagonal": lambda x, offset=0, dim1=0, dim2=1: jnp.diagonal(x, offset, dim1, dim2),
@@ -132,10 +130,9 @@ def _shapes() -> dict[str, Callable[..., Any]]:
         "constant_pad_nd": padded,
         "unfold": unfolded,
         "as_strided": strided,
-        "as_strided_scatter": lambda x, source, size, stride, offset=None: x.reshape(-1)
-        .at[_places(size, stride, offset)]
-        .set(source)
-        .reshape(x.shape),
+        "as_strided_scatter": lambda x, source, size, stride, offset=None: (
+            x.reshape(-1).at[_places(size, stride, offset)].set(source).reshape(x.shape)
+        ),
         "prims.broadcast_in_dim": lambda x, shape, dims: lax.broadcast_in_dim(x, tuple(shape), tuple(dims)),
     }
 
@@ -319,9 +316,7 @@ def _scattered() -> dict[str, Callable[..., Any]]:
 
         return found
 
-    def reduced(
-        x: Any, dim: int, index: Any, source: Any, reduce: str = "sum", *, include_self: bool = True
-    ) -> Any:
+    def reduced(x: Any, dim: int, index: Any, source: Any, reduce: str = "sum", *, include_self: bool = True) -> Any:
         if index.size == 0:
             return x
         dim = dim % x.ndim
