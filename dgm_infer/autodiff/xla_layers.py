@@ -16,6 +16,7 @@ def layers() -> dict[str, Callable[..., Any]]:
 def _convolutions() -> dict[str, Callable[..., Any]]:
     import jax
     import jax.numpy as jnp
+    import numpy as np
     from jax import lax
 
     def convolution(
@@ -30,10 +31,65 @@ def _convolutions() -> dict[str, Callable[..., Any]]:
         groups: int,
     ) -> Any:
         spatial = x.ndim - 2
-        letters = "HWD"[:spatial]
         stride, padding, dilation, output_padding = (
             tuple(each) * (spatial if len(each) == 1 else 1) for each in (stride, padding, dilation, output_padding)
         )
+        if groups == 1:
+            found = (spread if transposed else gathered)(x, weight, stride, padding, dilation, output_padding)
+        else:
+            found = grouped(x, weight, stride, padding, dilation, transposed, output_padding, groups)
+        return found if bias is None else found + bias.reshape(-1, *(1,) * spatial)
+
+    def offsets(sizes: Sequence[int], dilation: Sequence[int]) -> list[tuple[int, ...]]:
+        """Places of a kernel's numbers."""
+        return list(itertools.product(*(range(0, d * k, d) for k, d in zip(sizes, dilation, strict=True))))
+
+    # as a product of matrices: XLA's own convolution of float64 takes several times as long
+
+    def gathered(x: Any, w: Any, stride: Any, padding: Any, dilation: Any, _: Any) -> Any:
+        moved = lax.pad(x.swapaxes(0, 1), np.zeros((), x.dtype), [(0, 0, 0), (0, 0, 0), *((p, p, 0) for p in padding)])
+        reach = [d * (k - 1) for d, k in zip(dilation, w.shape[2:], strict=True)]
+        ends = [size - r for size, r in zip(moved.shape[2:], reach, strict=True)]
+        parts = [
+            lax.slice(
+                moved,
+                (0, 0, *at),
+                (*moved.shape[:2], *(a + end for a, end in zip(at, ends, strict=True))),
+                (1, 1, *stride),
+            )
+            for at in offsets(w.shape[2:], dilation)
+        ]
+        patches = jnp.stack(parts, 1)
+        found = w.reshape(len(w), -1) @ patches.reshape(w[0].size, -1)
+        return found.reshape(len(w), *patches.shape[2:]).swapaxes(0, 1)
+
+    def spread(x: Any, w: Any, stride: Any, padding: Any, dilation: Any, more: Any) -> Any:
+        moved = x.swapaxes(0, 1)
+        columns = w.reshape(len(w), -1).T @ moved.reshape(len(moved), -1)
+        columns = columns.reshape(w.shape[1], -1, *moved.shape[1:])
+        sides = zip(x.shape[2:], w.shape[2:], stride, padding, dilation, more, strict=True)
+        sizes = [(n - 1) * s + d * (k - 1) + 1 + m - 2 * p for n, k, s, p, d, m in sides]
+        found = 0
+        for k, at in enumerate(offsets(w.shape[2:], dilation)):
+            pads = [
+                (a - p, size - (a - p) - (n - 1) * s - 1, s - 1)
+                for a, p, size, n, s in zip(at, padding, sizes, x.shape[2:], stride, strict=True)
+            ]
+            found = found + lax.pad(columns[:, k], np.zeros((), x.dtype), [(0, 0, 0), (0, 0, 0), *pads])
+        return jnp.swapaxes(found, 0, 1)
+
+    def grouped(
+        x: Any,
+        weight: Any,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        transposed: bool,
+        output_padding: Sequence[int],
+        groups: int,
+    ) -> Any:
+        spatial = x.ndim - 2
+        letters = "HWD"[:spatial]
         if transposed:
             # [groups * in, out, ...] is [in, groups * out, ...] of the convolution by whose gradient this is
             shape = weight.shape
@@ -46,7 +102,7 @@ def _convolutions() -> dict[str, Callable[..., Any]]:
         else:
             w, strides, dilated = weight, stride, (1,) * spatial
             pads = [(p, p) for p in padding]
-        found = lax.conv_general_dilated(
+        return lax.conv_general_dilated(
             x,
             w,
             strides,
@@ -56,7 +112,6 @@ def _convolutions() -> dict[str, Callable[..., Any]]:
             dimension_numbers=(f"NC{letters}", f"OI{letters}", f"NC{letters}"),
             feature_group_count=groups,
         )
-        return found if bias is None else found + bias.reshape(-1, *(1,) * spatial)
 
     def convolution_backward(
         gradient: Any,

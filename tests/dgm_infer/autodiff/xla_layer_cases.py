@@ -147,6 +147,21 @@ def _layers() -> Iterator[Case]:
         )
         for label, w, rest in (("plain", weight, (one, one, one, False, [0] * n, 2)), ("transposed", back, turned)):
             yield Case(f"convolution_backward {n} {label}", _convolution_backward(rest), (x, w, bias), 100)
+    for n, shape in {1: (7,), 2: (7, 6), 3: (5, 4, 6)}.items():
+        x, weight = normal(2, 4, *shape), normal(4, 4, *(3, 2, 3)[:n], seed=1)
+        one, two = [1] * n, [2] * n
+        for transposed in (False, True):
+            for stride, dilation in ((one, one), (two, one), (one, two), (two, two)):
+                rest = (
+                    stride,
+                    one,
+                    dilation,
+                    transposed,
+                    one if transposed and two in (stride, dilation) else [0] * n,
+                    1,
+                )
+                name = f"convolution {n} of one group {transposed} {stride} {dilation}"
+                yield Case(name, _convolution_and_backward(rest), (x, weight, normal(4, seed=2)), 100)
     x2, x3 = normal(2, 3, 7, 6), normal(2, 3, 5, 4, 6)
     bad = x2.masked_fill(truths(7, 6) & truths(2, 3, 7, 6), -INF)
     for name, x, n in (
@@ -228,6 +243,11 @@ def _layers() -> Iterator[Case]:
         (q, k, v, normal(5, 5)),
         10,
     )
+
+
+def _convolution_and_backward(rest: tuple[Any, ...]) -> Callable[..., Any]:
+    back = _convolution_backward(rest)
+    return lambda x, w, b: [aten.convolution(x, w, b, *rest), *back(x, w, b)]
 
 
 def _convolution_backward(rest: tuple[Any, ...]) -> Callable[..., Any]:
