@@ -34,7 +34,7 @@ def _convolutions() -> dict[str, Callable[..., Any]]:
         stride, padding, dilation, output_padding = (
             tuple(each) * (spatial if len(each) == 1 else 1) for each in (stride, padding, dilation, output_padding)
         )
-        if groups == 1:
+        if groups == 1 and not (transposed and max(dilation) > 1):
             found = (spread if transposed else gathered)(x, weight, stride, padding, dilation, output_padding)
         else:
             found = grouped(x, weight, stride, padding, dilation, transposed, output_padding, groups)
@@ -63,19 +63,28 @@ def _convolutions() -> dict[str, Callable[..., Any]]:
         found = w.reshape(len(w), -1) @ patches.reshape(w[0].size, -1)
         return found.reshape(len(w), *patches.shape[2:]).swapaxes(0, 1)
 
-    def spread(x: Any, w: Any, stride: Any, padding: Any, dilation: Any, more: Any) -> Any:
-        moved = x.swapaxes(0, 1)
-        columns = w.reshape(len(w), -1).T @ moved.reshape(len(moved), -1)
-        columns = columns.reshape(w.shape[1], -1, *moved.shape[1:])
-        sides = zip(x.shape[2:], w.shape[2:], stride, padding, dilation, more, strict=True)
-        sizes = [(n - 1) * s + d * (k - 1) + 1 + m - 2 * p for n, k, s, p, d, m in sides]
-        found = 0
-        for k, at in enumerate(offsets(w.shape[2:], dilation)):
+    def spread(x: Any, w: Any, stride: Any, padding: Any, _: Any, more: Any) -> Any:
+        n, moved = x.ndim - 2, x.swapaxes(0, 1)
+        # a kernel of whole strides: [in, out, times, stride, times, stride, ...]
+        times = [-(-k // s) for k, s in zip(w.shape[2:], stride, strict=True)]
+        whole = [(0, t * s - k) for t, s, k in zip(times, stride, w.shape[2:], strict=True)]
+        w_whole = jnp.pad(w, [(0, 0), (0, 0), *whole])
+        columns = w_whole.reshape(len(w), -1).T @ moved.reshape(len(moved), -1)
+        pairs = itertools.chain(*zip(times, stride, strict=True))
+        columns = columns.reshape(w.shape[1], *pairs, *moved.shape[1:])
+        sides = list(zip(x.shape[2:], w.shape[2:], stride, padding, more, strict=True))
+        sizes = [(size - 1) * s + k + m - 2 * p for size, k, s, p, m in sides]
+        # [out, stride, stride, ..., batch, size, size, ...] to [out, batch, size, stride, size, stride, ...]
+        order = (0, n + 1, *itertools.chain(*((n + 2 + d, 1 + d) for d in range(n))))
+        found = jnp.zeros((), x.dtype)
+        for at in itertools.product(*(range(t) for t in times)):
+            part = columns[(slice(None), *itertools.chain(*((t, slice(None)) for t in at)))]
+            part = part.transpose(order).reshape(*part.shape[:1], len(x), *(v[0] * v[2] for v in sides))
             pads = [
-                (a - p, size - (a - p) - (n - 1) * s - 1, s - 1)
-                for a, p, size, n, s in zip(at, padding, sizes, x.shape[2:], stride, strict=True)
+                (t * s - p, out - (t * s - p) - size * s, 0)
+                for t, out, (size, _, s, p, _) in zip(at, sizes, sides, strict=True)
             ]
-            found = found + lax.pad(columns[:, k], np.zeros((), x.dtype), [(0, 0, 0), (0, 0, 0), *pads])
+            found = found + lax.pad(part, np.zeros((), x.dtype), [(0, 0, 0), (0, 0, 0), *pads])
         return jnp.swapaxes(found, 0, 1)
 
     def grouped(
