@@ -16,6 +16,7 @@ def layers() -> dict[str, Callable[..., Any]]:
 def _convolutions() -> dict[str, Callable[..., Any]]:
     import jax
     import jax.numpy as jnp
+    import numpy as np
     from jax import lax
 
     # XLA puts channels last itself, but not within loops, where other orders are ten times slower. It would draw plain
@@ -73,7 +74,6 @@ def _convolutions() -> dict[str, Callable[..., Any]]:
         groups: int,
     ) -> Any:
         spatial = x.ndim - 2
-        letters = "HWD"[:spatial]
         stride, padding, dilation, output_padding = (
             tuple(each) * (spatial if len(each) == 1 else 1) for each in (stride, padding, dilation, output_padding)
         )
@@ -94,6 +94,7 @@ def _convolutions() -> dict[str, Callable[..., Any]]:
             pads = [(p, p) for p in padding]
         if groups == 1 and max(dilated) == 1 and x.dtype == jnp.float64 and min(min(pad) for pad in pads) >= 0:
             return by_product(x, w, strides, pads, dilation) + shift
+        letters = "HWD"[:spatial]
         found = lax.conv_general_dilated(
             channels_last(x),
             w.reshape(*w.shape[:2], -1).transpose(2, 1, 0).reshape(*w.shape[2:], w.shape[1], w.shape[0]),
@@ -291,7 +292,7 @@ def _resampled() -> dict[str, Callable[..., Any]]:
     import jax
     import jax.numpy as jnp
 
-    aten = torch.ops.aten
+    aten: Any = torch.ops.aten
 
     def weights(kind: str, size: int, out: int, align: bool, scale: float | None) -> Any:
         """Each new number by the old ones of a dimension, ``[out, size]``, as torch computes them."""
@@ -326,7 +327,7 @@ def _resampled() -> dict[str, Callable[..., Any]]:
         if out is None:
             out = [int(size * scale) for size, scale in zip(sizes, scales, strict=True)]
         scales = scales if scales and any(s is not None for s in scales) else [None] * n
-        return [weights(kind, *each, align, scale) for *each, scale in zip(sizes, out, scales, strict=True)]
+        return [weights(kind, old, new, align, scale) for old, new, scale in zip(sizes, out, scales, strict=True)]
 
     def forwards(kind: str, n: int) -> Callable[..., Any]:
         return lambda x, out, *rest: linear(x, matrices(kind, x.shape[-n:], out, rest))

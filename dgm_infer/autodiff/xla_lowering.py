@@ -2,9 +2,9 @@
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -13,6 +13,7 @@ from ..errors import ModelError
 from .xla_algebra import algebra
 from .xla_layers import layers
 from .xla_operations import Known, array_type, elementwise_names, operations
+from .xla_reductions import reductions
 from .xla_structures import structures
 
 # Arguments that the type of a result tells already, or its memory.
@@ -55,7 +56,7 @@ def known_operation(target: Any) -> Known | None:
 def known_operations() -> dict[str, Known]:
     """All that are known, by name."""
     own = {**structures(), **algebra(), **layers(), "grid_sampler_2d_backward": _grid_backward}
-    return {**operations(), **{name: Known(function, "own") for name, function in own.items()}}
+    return {**operations(), **reductions(), **{name: Known(function, "own") for name, function in own.items()}}
 
 
 def _grid_backward(g: Any, x: Any, grid: Any, kind: int, padding: int, align: bool, wanted: Sequence[bool]) -> Any:
@@ -131,7 +132,11 @@ def _loop(more: fx.GraphModule, body: fx.GraphModule, carried: Sequence[Any], ot
 def _choice(condition: Any, yes: fx.GraphModule, no: fx.GraphModule, operands: Sequence[Any] = ()) -> Any:
     import jax
 
-    ways = [lambda *x, way=lowered(way): tuple(_listed(way(*x))) for way in (yes, no)]
+    def way(module: fx.GraphModule) -> Callable[..., Any]:
+        taken = lowered(module)
+        return lambda *x: tuple(_listed(taken(*x)))
+
+    ways = [way(yes), way(no)]
     if isinstance(condition, bool):
         return ways[0 if condition else 1](*operands)
     return jax.lax.cond(condition.reshape(()), *ways, *operands)
@@ -176,14 +181,10 @@ def _promoted(known: Known, args: list[Any], result: Any) -> list[Any]:
 
 def _common(args: Sequence[Any]) -> torch.dtype:
     """The type in which torch compares."""
-    examples = [
-        torch.empty((0,) * each.ndim, dtype=_torch_type(each)) if hasattr(each, "ndim") else each
-        for each in args
-        if hasattr(each, "ndim") or isinstance(each, (bool, int, float))
+    examples: list[Any] = [
+        torch.empty((0,) * each.ndim, dtype=_torch_type(each)) if hasattr(each, "ndim") else each for each in args[:2]
     ]
-    if len(examples) == 1:
-        return examples[0].dtype
-    return torch.result_type(*examples[:2])
+    return torch.result_type(*examples) if len(examples) == 2 else examples[0].dtype
 
 
 @cache
@@ -215,52 +216,55 @@ def decomposed(target: Any, args: Sequence[Any], kwargs: dict[str, Any], depth: 
     Raises:
         ModelError: it has no decomposition.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    table = _decompositions()
-    if target not in table or depth > _DEEPEST:
+    if target not in _decompositions() or depth > _DEEPEST:
         raise ModelError(f"XLA cannot be told {target}")
     arrays: list[Any] = []
 
     def collected(argument: Any) -> Any:
         """The argument with places for the arrays."""
         if isinstance(argument, (tuple, list)):
-            return [collected(each) for each in argument]
+            return tuple(collected(each) for each in argument)
         if not hasattr(argument, "ndim"):
             return argument
         arrays.append(argument)
         return _Place(len(arrays) - 1)
 
-    given = collected(args), [(name, collected(each)) for name, each in kwargs.items()]
-
-    def alone(*tensors: Tensor) -> list[Any]:
-        def filled(argument: Any) -> Any:
-            if isinstance(argument, list):
-                return [filled(each) for each in argument]
-            return tensors[argument.k] if isinstance(argument, _Place) else argument
-
-        return list(_listed(table[target](*filled(given[0]), **{name: filled(each) for name, each in given[1]})))
-
+    given = collected(args), tuple((name, collected(each)) for name, each in kwargs.items())
+    kinds = tuple((each.shape, _torch_type(each)) for each in arrays)
     try:
-        with FakeTensorMode():
-            fake = [torch.empty(each.shape, dtype=_torch_type(each)) for each in arrays]
-            graph = make_fx(alone, decomposition_table=table)(*fake)
+        # 1, 1.0 and True are the same key
+        found = lowered(_simpler(target, given, kinds, repr(given)), depth)(*arrays)
     except Exception as error:
-        raise ModelError(f"XLA cannot be told {target} ({error})") from error
-    try:
-        found = lowered(graph, depth)(*arrays)
-    except ModelError as error:
         raise ModelError(f"XLA cannot be told {target}") from error
     several = len(target._schema.returns) > 1 or str(target._schema.returns[0].type).endswith("[]")
     return list(found) if several else found[0]
 
 
-class _Place:
-    """Where an array is among the arguments of an operation."""
+class _Place(NamedTuple):
+    """Where an array is among those of an operation."""
 
-    def __init__(self, k: int):
-        self.k = k
+    k: int
+
+
+@lru_cache(256)
+def _simpler(target: Any, given: Any, kinds: Any, _: str) -> fx.GraphModule:
+    """The graph of an operation of tensors of some shapes and types, by simpler ones."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    table = _decompositions()
+
+    def alone(*tensors: Tensor) -> list[Any]:
+        def filled(argument: Any) -> Any:
+            if isinstance(argument, _Place):
+                return tensors[argument.k]
+            return [filled(each) for each in argument] if isinstance(argument, tuple) else argument
+
+        return list(_listed(table[target](*filled(given[0]), **{name: filled(each) for name, each in given[1]})))
+
+    with FakeTensorMode(), torch.no_grad():
+        fake = [torch.empty(shape, dtype=dtype) for shape, dtype in kinds]
+        return make_fx(alone, decomposition_table=table)(*fake)
 
 
 # Operations of higher order write nothing either.
@@ -270,7 +274,6 @@ _NOTHING = SimpleNamespace(is_mutable=False)
 @cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     """torch's, of operations that are not known and write nothing."""
-    import torch._refs
     from torch._decomp import decomposition_table
 
     return {

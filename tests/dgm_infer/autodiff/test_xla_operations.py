@@ -14,7 +14,11 @@ from dgm_infer.autodiff.xla import Machine
 from dgm_infer.autodiff.xla_lowering import known_operations
 from dgm_infer.errors import ModelError
 
-from .xla_cases import CASES, FLOATS
+from .xla_cases import CASES as PLAIN_CASES
+from .xla_cases import FLOATS
+from .xla_layer_cases import LAYER_CASES
+
+CASES = {**PLAIN_CASES, **LAYER_CASES}
 
 # What rounding makes of a result, in units of its size.
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
