@@ -289,7 +289,6 @@ NEEDS = {
     "blackjax": "bench series",
     "clarabel": "reproduce boltzmann --fast",
     "cvxpy": "reproduce boltzmann --fast",
-    "jax": "bench fibre",
     "jsonargparse": f"evidence --config {ROOT}/configs/evidence/digits_vae.yaml",
     "lightning": f"condition --config {ROOT}/configs/condition/digits_top_half.yaml",
     "mici": "bench fibre",

@@ -106,21 +106,21 @@ class Program:
             ModelError: the compiler fails, or an operation cannot be recorded.
         """
         example = [*self._constants, *self._inputs]
+        constants, numbers = len(self._constants), len(self._numbers.kinds)
+        machine: Machine | None = None
         try:
             with torch.no_grad(), uncollected():
                 if example[0].is_cuda:
-                    self._run = run = replayed(self._module, example, len(self._constants))
+                    run: Callable[..., list[Tensor]] = replayed(self._module, example, constants)
                 else:
-                    counts = len(self._constants), len(self._numbers.kinds), self._carried
-                    machine = Machine(self._module, example, *counts, most)
-                    run = partial(_once, machine, *counts[:2])
+                    machine = Machine(self._module, example, constants, numbers, self._carried, most)
+                    run = partial(_once, machine, constants, numbers)
                 same = self._same_as_graph(run)
         except Exception as error:
             raise ModelError(f"its compiler fails ({cause(error)})") from error
         if not same:
             raise ModelError("its compiler makes code of it that computes something else")
-        if not example[0].is_cuda:
-            self._machine = machine
+        self._run, self._machine = run, machine
 
     def _same_as_graph(self, run: Callable[..., list[Tensor]]) -> bool:
         """Whether code computes what the graph does, to the rounding of its coarsest numbers."""

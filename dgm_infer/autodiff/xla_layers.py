@@ -16,7 +16,6 @@ def layers() -> dict[str, Callable[..., Any]]:
 def _convolutions() -> dict[str, Callable[..., Any]]:
     import jax
     import jax.numpy as jnp
-    import numpy as np
     from jax import lax
 
     # XLA puts channels last itself, but not within loops, where other orders are ten times slower. It would draw plain

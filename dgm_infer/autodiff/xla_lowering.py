@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from ..errors import ModelError
 from .xla_algebra import algebra
 from .xla_layers import layers
-from .xla_operations import Known, array_type, elementwise_names, operations
+from .xla_operations import Known, array_type, elementwise_names, arithmetic
 from .xla_reductions import reductions
 from .xla_structures import structures
 
@@ -56,7 +56,7 @@ def known_operation(target: Any) -> Known | None:
 def known_operations() -> dict[str, Known]:
     """All that are known, by name."""
     own = {**structures(), **algebra(), **layers(), "grid_sampler_2d_backward": _grid_backward}
-    return {**operations(), **reductions(), **{name: Known(function, "own") for name, function in own.items()}}
+    return {**arithmetic(), **reductions(), **{name: Known(function, "own") for name, function in own.items()}}
 
 
 def _grid_backward(g: Any, x: Any, grid: Any, kind: int, padding: int, align: bool, wanted: Sequence[bool]) -> Any:

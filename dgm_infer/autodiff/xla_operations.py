@@ -46,7 +46,7 @@ class Known(NamedTuple):
     """What the arguments are brought to: the type of the result, the one that they have in common, or none."""
 
 
-def operations() -> dict[str, Known]:
+def arithmetic() -> dict[str, Known]:
     """By the name of torch's operation."""
     return {
         **{name: Known(function, "result") for name, function in {**_arithmetic(), **_special()}.items()},

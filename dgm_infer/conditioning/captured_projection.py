@@ -10,7 +10,7 @@ from ..autodiff.loops import repeat_while
 from ..autodiff.pytrees import tree_map
 from ..autodiff.row_execution import CapturedRows
 from ..structures import JacobianMap
-from .projection import SETTINGS, SOLVERS, Loop, Projection, Steps, Stop, Update, broyden, one
+from .projection import SETTINGS, SOLVERS, Solve, Projection, Steps, Stop, Update, broyden, one
 
 
 def captured_project(
@@ -41,13 +41,13 @@ def captured_project(
     return result
 
 
-def _solved(update: Update, fibre: CapturedRows, v: Tensor, base: JacobianMap, stop: Stop, active: Tensor) -> Loop:
+def _solved(update: Update, fibre: CapturedRows, v: Tensor, base: JacobianMap, stop: Stop, active: Tensor) -> Solve:
     """All updates of the active rows by one solver."""
     zero = torch.zeros_like(v)
     # steps of 0 correct nothing
     steps: Steps = ((zero, zero),) * SETTINGS.memory if update is broyden else ()
 
-    def turn(carried: tuple[Loop, Steps], constants: Any) -> tuple[Loop, Steps]:
+    def turn(carried: tuple[Solve, Steps], constants: Any) -> tuple[Solve, Steps]:
         (loop, steps), (fibre, stop, base) = carried, constants
         # the rows that still iterate have all made as many
         full = loop.updates.amax() % SETTINGS.memory == 0
@@ -55,5 +55,5 @@ def _solved(update: Update, fibre: CapturedRows, v: Tensor, base: JacobianMap, s
         loop, made = one(update)(fibre, loop, stop, base, steps)
         return loop, (*steps, *made)[len(made) :]
 
-    start = Loop.start(v, stop, active), steps
+    start = Solve.start(v, stop, active), steps
     return repeat_while(lambda carried: carried[0].running.any(), turn, start, (fibre, stop, base))[0]

@@ -197,7 +197,7 @@ class Stop(NamedTuple):
         return converged | (near & early & (residual < SETTINGS.contraction * before))
 
 
-class Loop(NamedTuple):
+class Solve(NamedTuple):
     """Rows of a solve: their iterates and the residual of those before, and which have converged or still iterate."""
 
     u: Tensor
@@ -208,7 +208,7 @@ class Loop(NamedTuple):
     updates: Tensor
 
     @classmethod
-    def start(cls, v: Tensor, stop: Stop, active: Tensor) -> "Loop":
+    def start(cls, v: Tensor, stop: Stop, active: Tensor) -> "Solve":
         """Before the constraint is known."""
         # tensors of their own: torch.compile compiles a function again for arguments that are one
         unknown = torch.full_like(stop.tolerance, torch.inf)
@@ -216,7 +216,7 @@ class Loop(NamedTuple):
         no = torch.zeros_like(active)
         return cls(v, unknown, unknown.clone(), no, active.clone(), none)
 
-    def assessed(self, c: Tensor, stop: Stop) -> "Loop":
+    def assessed(self, c: Tensor, stop: Stop) -> "Solve":
         """With the constraint at the iterates known: which rows have converged, or failed."""
         residual, fresh = torch.where(self.running, c.abs().amax(-1), self.residual), self.updates == 0
         reached = stop.reached(self.u, residual, self.residual, self.updates)
@@ -225,21 +225,21 @@ class Loop(NamedTuple):
         # a NaN residual is neither below its limit nor converged
         limit = torch.where(self.updates < SETTINGS.patience, SETTINGS.divergence, SETTINGS.contraction) * first
         running = self.running & ~converged & (residual <= limit) & (self.updates < stop.updates)
-        return Loop(self.u, first, residual, converged, running, self.updates)
+        return Solve(self.u, first, residual, converged, running, self.updates)
 
-    def moved(self, u: Tensor) -> "Loop":
+    def moved(self, u: Tensor) -> "Solve":
         """After an update to ``u`` of the rows that iterate."""
         return self._replace(u=torch.where(self.running.unsqueeze(-1), u, self.u), updates=self.updates + self.running)
 
 
 @cache
-def one(update: Update) -> Callable[..., tuple[Loop, Steps]]:
+def one(update: Update) -> Callable[..., tuple[Solve, Steps]]:
     """A function for :meth:`Fibre.evaluate` that assesses the iterates and makes one update of those that need it.
 
     It returns the step made, if that is needed.
     """
 
-    def make(fibre: Constraint, loop: Loop, stop: Stop, base: JacobianMap, steps: Steps) -> tuple[Loop, Steps]:
+    def make(fibre: Constraint, loop: Solve, stop: Stop, base: JacobianMap, steps: Steps) -> tuple[Solve, Steps]:
         c = fibre.constraint(loop.u)
         loop = loop.assessed(c, stop)
         u, made = update(fibre, loop.u, c, base, steps)
@@ -249,10 +249,10 @@ def one(update: Update) -> Callable[..., tuple[Loop, Steps]]:
 
 
 @cache
-def _several(update: Update, n: int) -> Callable[..., Loop]:
+def _several(update: Update, n: int) -> Callable[..., Solve]:
     """A function for :meth:`Fibre.evaluate` that makes the next ``n`` updates, remembering no earlier ones."""
 
-    def make(fibre: Constraint, loop: Loop, stop: Stop, base: JacobianMap) -> Loop:
+    def make(fibre: Constraint, loop: Solve, stop: Stop, base: JacobianMap) -> Solve:
         steps: Steps = ()
         for _ in range(n):
             loop, made = one(update)(fibre, loop, stop, base, steps)
@@ -267,7 +267,7 @@ def masked(
 ) -> Projection:
     """:func:`project` by one solver in a fixed number of updates."""
     # without a look at which rows still iterate
-    loop, n = Loop.start(v, stop, active), 1 if update is newton else SETTINGS.memory
+    loop, n = Solve.start(v, stop, active), 1 if update is newton else SETTINGS.memory
     for _ in range(0, iterations, n):
         loop = fibre.evaluate(_several(update, n), loop, stop, base)
     return Projection(loop.u, loop.converged, loop.updates, active & ~loop.converged)
@@ -275,7 +275,7 @@ def masked(
 
 def _solve(update: Update, fibre: Constraint, v: Tensor, base: JacobianMap, stop: Stop) -> tuple[Tensor, ...]:
     """:func:`project` by one solver, with all rows active: position, converged and iterations."""
-    loop = Loop.start(v, stop, torch.ones_like(stop.updates, dtype=torch.bool))
+    loop = Solve.start(v, stop, torch.ones_like(stop.updates, dtype=torch.bool))
     steps: Steps = ()
     whole = (loop.u, loop.converged, loop.updates)
     # the rows still in the loop: all of them until the batch is first compacted

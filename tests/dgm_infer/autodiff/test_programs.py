@@ -213,9 +213,7 @@ def test_compiled_draws_follow_the_law_with_float32_gradients_and_without(wrap):
 
 
 @pytest.mark.slow
-def test_code_is_kept_between_processes_and_two_modes_keep_their_weights(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-
+def test_two_modes_keep_their_weights_and_seeds_their_draws():
     def energy(x):
         return -torch.logaddexp(-0.5 * (x - 4).square().sum(-1), 1.0986 - 0.5 * (x + 4).square().sum(-1))
 
@@ -228,12 +226,8 @@ def test_code_is_kept_between_processes_and_two_modes_keep_their_weights(tmp_pat
     draws = dgm.sample(target, kernel, seed=1, **settings)
     share = (draws.inputs[..., 0] < 0).double().mean(1)
     assert abs(share.mean() - 0.75) < 5 * share.std() / 8
-    made = list((tmp_path / "dgm_infer").glob("*.pt2"))
-    assert len(made) == 1
-    stamp = made[0].stat().st_mtime_ns
     again = dgm.sample(target, kernel, seed=1, **settings)
     assert torch.equal(again.inputs, draws.inputs)
-    assert next(iter((tmp_path / "dgm_infer").glob("*.pt2"))).stat().st_mtime_ns == stamp
 
 
 def test_gradients_of_networks_are_float32_in_programs_and_energies_their_own():
