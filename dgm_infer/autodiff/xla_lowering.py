@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from ..errors import ModelError
 from .xla_algebra import algebra
 from .xla_layers import layers
-from .xla_operations import Known, array_type, elementwise_names, arithmetic
+from .xla_operations import Known, arithmetic, array_type, elementwise_names
 from .xla_reductions import reductions
 from .xla_structures import structures
 

@@ -10,7 +10,7 @@ from ..autodiff.loops import repeat_while
 from ..autodiff.pytrees import tree_map
 from ..autodiff.row_execution import CapturedRows
 from ..structures import JacobianMap
-from .projection import SETTINGS, SOLVERS, Solve, Projection, Steps, Stop, Update, broyden, one
+from .projection import SETTINGS, SOLVERS, Projection, Solve, Steps, Stop, Update, broyden, one
 
 
 def captured_project(
