@@ -297,8 +297,10 @@ class RepeatedCall:
         if key not in self._costs:
             self._costs[key] = self._cost(at)
         each, compiling = self._costs[key]
-        spent[key] = spent.get(key, 0.0) + gradients * each
-        if spent[key] > compiling and key not in self._programs:
+        before = spent.get(key, 0.0)
+        spent[key] = before + gradients * each
+        # a call that never ends is never compiled: it says itself how long it takes
+        if before > compiling and key not in self._programs:
             self._programs[key] = self._program(arguments)
         program = self._programs.get(key)
         return self._function(arguments, rng) if program is None else program(arguments, rng)
