@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ..arguments import choice, flag, fraction, whole_number
-from ..autodiff.capture import operations
 from ..autodiff.loops import is_captured
 from ..autodiff.row_execution import CapturedRows, captured_rows
 from ..conditioning.abc_kernels import InputPosterior, NoiseEmbedding
@@ -188,12 +187,9 @@ class ConstrainedHMC(Scheduled):
         options |= {"solvers": solvers, "max_iterations": self.max_iterations}
         return solve(fibre, v, base, tolerance=tolerance * fibre.scale, **options)
 
-    def operations(self, problem: Fibre, state: ConstrainedState) -> int:
-        """Operations of a transition; 0 for networks with convolutions, whose arithmetic takes the time."""
-        if problem.observed.convolves:
-            return 0
-        rng = torch.Generator(state.position.device).manual_seed(0)
-        return operations(lambda: self.step(problem, state, rng))
+    def saves_calls(self, problem: Fibre) -> bool:
+        """Whether calls take the time of a transition: of networks with convolutions arithmetic does."""
+        return not problem.observed.convolves
 
     def init(self, problem: Fibre, position: Tensor) -> ConstrainedState:
         flat = self._rows(problem, position.shape[0])

@@ -165,8 +165,8 @@ class Compilable(Kernel, Protocol):
 class Counted(Compilable, Protocol):
     """A kernel that can be compiled, of whose transitions the gradients of a target are not the greater part."""
 
-    def operations(self, problem: Any, state: Any, /) -> int:
-        """Operations of a transition; 0 where code would not save their calls."""
+    def saves_calls(self, problem: Any, /) -> bool:
+        """Whether calls of operations take the time of a transition, which code would save, and not arithmetic."""
         ...
 
 

@@ -56,8 +56,6 @@ class CompilationSettings:
     """Most operations of an energy without loops, of which a thousand take half a minute to compile."""
     block: int = 32
     """Transitions of compiled programs between which nothing else is done, such as drawing a bar."""
-    first: int = 10
-    """Transitions after which the length of trajectories is known to a tenth."""
 
 
 _SETTINGS = CompilationSettings()
@@ -66,18 +64,20 @@ _SETTINGS = CompilationSettings()
 class Execution:
     """Transitions of one problem, as fast as they can be had.
 
-    A kernel whose step can be captured is compiled where the time that this saves in the transitions left is longer
-    than the time that it takes, both counted in operations, so that what is done depends on the problem and the numbers
-    of the run alone.
+    A kernel whose step can be captured is compiled once its transitions have taken as long as that takes, both counted
+    in operations: at most twice the time of whoever knew the length of the run before, and what is done depends on the
+    problem and on the transitions so far alone. A run has the same draws whether it is asked for at once, extended, or
+    goes on until something is reached.
 
     Args:
         problem: what is sampled.
-        transitions: those of the run.
+        warmup: transitions of the warm-up, at most.
     """
 
-    def __init__(self, problem: Fibre | Target, transitions: int):
-        self._problem, self._left = problem, transitions
-        self._steps: list[float] = []
+    def __init__(self, problem: Fibre | Target, warmup: int):
+        self._problem, self._warmup = problem, warmup
+        self._spent = 0.0
+        self._each: int | None = None
         self._energy: int | None = None
         self._compiles: bool | None = None
         self._programs: dict[Any, Program] = {}
@@ -106,7 +106,7 @@ class Execution:
             return None
         # at least two steps per transition
         self._energy = operations(target.energy, position)
-        if _SETTINGS.call * _SETTINGS.gradient * self._energy * 2 * self._left < 2 * _SETTINGS.compiles:
+        if _SETTINGS.call * _SETTINGS.gradient * self._energy * 2 * self._warmup < 2 * _SETTINGS.compiles:
             return None
         try:
             own = CapturedTarget(target, _SETTINGS.longest)
@@ -129,13 +129,17 @@ class Execution:
         Raises:
             ModelError: the kernel asks to be compiled, and the model can't be.
         """
-        self._left -= 1
         if lasting and self._decided(kernel, state, report):
             tensors, program = self._program(kernel, state)
             return program.of_leaves(tensors, rng)
-        state, info = kernel.step(self._problem, state, rng)
-        if lasting and "n_steps" in info.stats and self._compiles is None:
-            self._steps.append(float(info.stats["n_steps"].max()))
+        if lasting and self._compiles is None and isinstance(kernel, Counted) and self._each is None:
+            made: list[tuple[State, Info]] = []
+            self._each = operations(lambda: made.append(kernel.step(self._problem, state, rng)))
+            state, info = made[0]
+        else:
+            state, info = kernel.step(self._problem, state, rng)
+        if lasting and self._compiles is None:
+            self._spent += _SETTINGS.call * self._operations(state, info)
         return state, info
 
     def several(
@@ -159,7 +163,6 @@ class Execution:
         tensors, program = self._program(kernel, state)
         states, infos = program.iterate(tensors, rng, min(most, _SETTINGS.block))
         n = len(flatten(states)[0][0])
-        self._left -= n
         return tree_map(lambda t: t[-1], states), states, infos, n
 
     def resume(self, problem: Fibre | Target) -> None:
@@ -175,11 +178,8 @@ class Execution:
                 self._compiles = False
             elif kernel.compile is not None:
                 self._compiles = kernel.compile
-            elif isinstance(kernel, Counted):
-                seconds = _SETTINGS.call * kernel.operations(self._problem, state) * self._left
-                self._compiles = seconds > _SETTINGS.projects
-            elif len(self._steps) >= _SETTINGS.first or self._spent(state) > _SETTINGS.compiles:
-                self._compiles = self._pays(state)
+            elif self._worth(kernel, state):
+                self._compiles = True
             if self._compiles:
                 report("compiling transitions, once per machine and problem (compile= chooses)")
                 try:
@@ -190,16 +190,43 @@ class Execution:
                     self._compiles = False
         return bool(self._compiles)
 
-    def _spent(self, state: State) -> float:
-        """Seconds that the steps so far took, by count."""
-        return _SETTINGS.call * self._calls(state) * sum(self._steps) if self._loop is None else 0.0
-
-    def _calls(self, state: State) -> int:
-        """Operations of a gradient as the target computes it, by those of its energy; 0 without a target."""
+    def _operations(self, state: State, info: Info) -> float:
+        """Operations of a transition that was made."""
+        if self._each is not None:
+            return self._each
         if self._energy is None:
             target, position = self._target(state)
             self._energy = 0 if target is None else operations(target.energy, position)
-        return _SETTINGS.gradient * self._energy
+        # a loop is code already
+        each = _SETTINGS.step if self._loop is not None else _SETTINGS.gradient * self._energy
+        return each * float(info.stats.get("n_steps", torch.zeros(1)).max()) + _SETTINGS.around
+
+    def _worth(self, kernel: Any, state: State) -> bool:
+        """Whether transitions have taken as long as compiling them."""
+        if isinstance(kernel, Counted):
+            if not kernel.saves_calls(self._problem):
+                self._compiles = False
+            return self._compiles is None and self._spent > _SETTINGS.projects
+        once, each = (
+            (_SETTINGS.records, _SETTINGS.each_recorded)
+            if state.position.is_cuda
+            else (_SETTINGS.compiles, _SETTINGS.each)
+        )
+        # before anything is captured
+        if self._spent <= once:
+            return False
+        target, position = self._target(state)
+        if target is None:
+            self._compiles = False
+            return False
+        try:
+            if self._loop is None and not self._captured:
+                self._captured = [CapturedTarget(target, _SETTINGS.longest)]
+            own = self._loop or self._captured[0]
+            return self._spent > once + each * own.operations(position)[1]
+        except ModelError:
+            self._compiles = False
+            return False
 
     def _target(self, state: State) -> tuple[Target | None, Tensor]:
         """Whose gradients transitions are made of, and where; None on a fibre without additive noise."""
@@ -208,30 +235,6 @@ class Execution:
             target = target.marginal
             return target, position if target is None else position[..., : target.dim]
         return target, position
-
-    def _pays(self, state: State) -> bool:
-        steps = self._left * sum(self._steps) / len(self._steps)
-        once, each = (
-            (_SETTINGS.records, _SETTINGS.each_recorded)
-            if state.position.is_cuda
-            else (_SETTINGS.compiles, _SETTINGS.each)
-        )
-        around = _SETTINGS.around * self._left
-        # before anything is captured
-        target, position = self._target(state)
-        if target is None or _SETTINGS.call * (self._calls(state) * steps + around) < once:
-            return False
-        try:
-            own = self._loop or CapturedTarget(target, _SETTINGS.longest)
-            calls, size = own.operations(position)
-        except ModelError:
-            return False
-        if own is not self._loop:
-            self._captured = [own]
-        if self._loop is not None:
-            # as code already
-            calls = _SETTINGS.step
-        return _SETTINGS.call * (calls * steps + around) > once + each * size
 
     def _program(self, kernel: Any, state: State) -> tuple[list[Tensor], Program]:
         """The tensors of a kernel and a state, and the program of such."""

@@ -64,7 +64,7 @@ class SamplingRun:
     ):
         self.problem, self.kernel, self.plan, self._rng = problem, kernel, plan, rng
         self.ancestors = ancestors
-        self._execution = Execution(problem, plan.transitions)
+        self._execution = Execution(problem, plan.warmup)
         self.adapts = isinstance(kernel, Tunable) and kernel.tuning(problem).step_size
         self.kept: dict[str, Tensor] = {}
         self.first = 0

@@ -14,7 +14,8 @@ from dgm_infer.autodiff.randomness import Replayed
 from dgm_infer.conditioning import projection
 from dgm_infer.errors import Status
 from dgm_infer.kernels import captured_geodesics, constrained
-from dgm_infer.sampling.execution import Execution
+from dgm_infer.sampling import execution as executions
+from dgm_infer.sampling.execution import CompilationSettings, Execution
 from tests.models import Bent, BentPairs, Network, Stretched, Walk
 from tests.oracles import FLOAT, Circle, Ellipse, Wave
 from tests.quick import cases
@@ -216,19 +217,21 @@ def test_too_many_rows_for_one_program_are_told(monkeypatch):
         program(problem, kernel, state)
 
 
-@pytest.mark.parametrize("transitions", [10, 10**7])
-def test_a_kernel_is_compiled_where_that_saves_time(transitions, monkeypatch):
+def test_a_kernel_is_compiled_once_its_transitions_have_taken_as_long(monkeypatch):
     made = []
     monkeypatch.setattr(Program, "compile", lambda self, most: made.append(self))
     problem, kernel = PROBLEMS["dense"](), kernel_of("newton")
-    execution, state = Execution(problem, transitions), states(problem, kernel)
-    for _ in range(2):
-        state, _ = execution.step(kernel, state, torch.Generator().manual_seed(0), lasting=True)
-    assert bool(made) is (transitions == 10**7)
+    execution, state = Execution(problem, 0), states(problem, kernel)
+    rng = torch.Generator().manual_seed(0)
+    state, _ = execution.step(kernel, state, rng, lasting=True)
+    assert not made
+    # hundreds of operations of ten microseconds
+    monkeypatch.setattr(executions, "_SETTINGS", CompilationSettings(projects=1e-3))
+    execution.step(kernel, state, rng, lasting=True)
+    assert len(made) == 1
     # a network's arithmetic takes the time
-    assert kernel.operations(problem, state) > 100
-    problem = convolutions()
-    assert kernel.operations(problem, states(problem, kernel)) == 0
+    assert kernel.saves_calls(problem)
+    assert not kernel.saves_calls(convolutions())
 
 
 class Looking(Network):
