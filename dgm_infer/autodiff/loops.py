@@ -104,8 +104,7 @@ def _looped(
     places = [next(k for k, own in enumerate(unique) if own is tensor) for tensor in [*others, *flat]]
 
     def more(k: Tensor, *rest: Tensor) -> Tensor:
-        # compiled code of torch 2.14 returns anything after a loop without an iteration
-        return (k < rest[len(leaves)]) | (k == 0)
+        return k < rest[len(leaves)]
 
     def once(k: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         own, inner = rest[: len(leaves)], rest[len(leaves) + 1 :]
@@ -119,5 +118,6 @@ def _looped(
 
     start = tuple(t.clone(memory_format=torch.contiguous_format) for t in leaves)
     inputs: Any = (k.clone(), *start)
-    _, *ends = while_loop_op(more, once, inputs, (end, *unique))
+    # nor a tensor that shares memory with another
+    _, *ends = while_loop_op(more, once, inputs, (end.clone(), *unique))
     return unflatten(ends, form)

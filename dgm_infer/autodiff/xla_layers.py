@@ -125,6 +125,9 @@ def _convolutions() -> dict[str, Callable[..., Any]]:
         back = (None, stride, padding, dilation, not transposed, more, groups)
         # torch gives None for what is not wanted
         own = convolution(gradient, weight, *back) if wanted[0] else None
+        if transposed and own is not None:
+            # outputs that padding added see no input
+            own = own[tuple(slice(n) for n in x.shape)]
         rest = (None, stride, padding, dilation, transposed, output_padding, groups)
         weights = jax.vjp(lambda w: convolution(x, w, *rest), weight)[1](gradient)[0] if wanted[1] else None
         bias = gradient.sum((0, *range(2, gradient.ndim))) if wanted[2] else None

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+from dgm_infer.autodiff.randomness import uniform
 from dgm_infer.evidence import annealing
 from dgm_infer.evidence.path import AnnealedPath, Move
 from dgm_infer.evidence.tempering import continuous, temperatures
@@ -189,8 +190,8 @@ def test_control_a_momentum_that_is_not_turned_round_is_noticed(monkeypatch, mis
     right = AnnealedPath.move_on
 
     def wrong(self, point, momentum, beta, step, rng):
-        end, p, probability = self._trajectory(point, momentum, beta, step, 1)
-        accepted = self._uniform(point, rng) < probability
+        end, p, probability = self.trajectory(point, momentum, beta, step, 1)
+        accepted = uniform(point.v.shape[:-1], point.v, rng) < probability
         if mistake == "not accepted or rejected":
             return Move(end, probability), p
         return Move(end.where(accepted, point), probability), torch.where(accepted.unsqueeze(-1), p, momentum)
