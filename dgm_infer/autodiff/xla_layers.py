@@ -378,7 +378,7 @@ def _attention() -> dict[str, Callable[..., Any]]:
         return jax.nn.softmax(scores, -1) @ v, special.logsumexp(scores, -1)
 
     def backward(g: Any, q: Any, k: Any, v: Any, out: Any, sums: Any, dropout: float, causal: bool, **rest: Any) -> Any:
-        return jax.vjp(lambda *x: attended(*x, dropout, causal, **rest)[0], q, k, v)[1](g)
+        return jax.vjp(lambda q, k, v: attended(q, k, v, dropout, causal, **rest)[0], q, k, v)[1](g)
 
     name = "_scaled_dot_product_flash_attention_for_cpu"
     return {name: attended, f"{name}_backward": backward}
