@@ -321,7 +321,7 @@ def _resampled() -> dict[str, Callable[..., Any]]:
         return x
 
     def matrices(kind: str, sizes: Sequence[int], out: Any, rest: Sequence[Any]) -> list[Any]:
-        """Of every dimension; the rest are whether corners are aligned, where the kind has them, and scales."""
+        """One for every dimension; the rest are whether corners are aligned, where the kind has them, and scales."""
         n = len(sizes)
         rest = list(rest)
         align = bool(rest.pop(0)) if kind in ("linear", "cubic") else False
