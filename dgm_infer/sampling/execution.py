@@ -138,7 +138,7 @@ class Execution:
             state, info = made[0]
         else:
             state, info = kernel.step(self._problem, state, rng)
-        if lasting and self._compiles is None:
+        if self._compiles is None and (lasting or not isinstance(kernel, Counted)):
             self._spent += _SETTINGS.call * self._operations(state, info)
         return state, info
 
