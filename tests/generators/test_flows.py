@@ -211,12 +211,15 @@ def test_the_shipped_flow_is_nearer_to_the_latents_of_images_than_the_prior_of_i
 
 
 def _mixed(**options) -> float:
-    """Largest R-hat of half a digit of 784 pixels under the shipped flow of 16 latents."""
+    """Largest R-hat of half a digit of 784 pixels under the shipped flow of 16 latents.
+
+    Of 8 x 240 draws: of 60 it is 1.02 to 1.06 over seeds of chains that mix.
+    """
     model = generators.load("mnist_latent_flow")
     mask = torch.zeros(28, 28, dtype=torch.bool)
     mask[:14] = True
     problem = dgm.condition(model, model.generate(1, seed=3).images[0], observe=dgm.pixels(mask))
-    draws = dgm.sample(problem, **options, chains=8, draws=60, seed=1, progress=False)
+    draws = dgm.sample(problem, **options, chains=8, draws=240, seed=1, progress=False)
     return draws.summary()["r_hat"].to_numpy(float).max()
 
 
