@@ -494,8 +494,8 @@ from tests.dgm_infer.runs.test_faults import Threaded
 torch.set_num_threads(2)
 torch.ones(2**22).exp().sum()
 with ProcessPoolExecutor(2, get_context("fork")) as executor:
-    draws = dgm.sample(Threaded(1.0), dgm.HMC(n_steps=2, compile=False), chains=4, warmup=6, draws=500000, seed=7, progress=False,
-                       run=sys.argv[1], shards=4, checkpoint_every=0.1, executor=executor)
+    draws = dgm.sample(Threaded(1.0), dgm.HMC(n_steps=2, compile=False), chains=4, warmup=6, draws=500000, seed=7,
+                       progress=False, run=sys.argv[1], shards=4, checkpoint_every=0.1, executor=executor)
 print("interrupted", draws.interrupted, flush=True)
 """
 
