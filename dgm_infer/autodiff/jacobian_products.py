@@ -95,7 +95,7 @@ def forward_mode(function: Callable[[Tensor], Tensor], u: Tensor, tangents: Tens
 
 def _of_all_rows(tangents: Tensor, u: Tensor) -> Tensor:
     """``[K, D] -> [K, ..., D]``."""
-    # same memory layout as u: otherwise torch copies by an operation that torch.compile rejects for dynamic row counts
+    # same memory layout as u: otherwise torch copies
     return tangents.reshape(-1, *[1] * (u.ndim - 1), u.shape[-1]).expand(-1, *u.shape).contiguous()
 
 

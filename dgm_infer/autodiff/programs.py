@@ -47,8 +47,7 @@ class Program:
         known: Sequence[CapturedTarget] = (),
     ):
         leaves, form = flatten(arguments)
-        # code is that of one layout
-        leaves = [leaf.detach().contiguous() for leaf in leaves]
+        leaves = _plain(leaves)
         rng = torch.Generator(leaves[0].device).manual_seed(0)
         rehearsed = Recorded(rng)
         with captured_targets(known), uncollected():
@@ -71,20 +70,19 @@ class Program:
 
     def of_leaves(self, leaves: list[Tensor], rng: torch.Generator) -> Any:
         """The result for the tensors of arguments."""
+        leaves = _plain(leaves)
         if self._machine is not None:
-            return unflatten([t[0] for t in self._machine(_plain(leaves), self._drawing(rng), 1)], self._result)
-        leaves = [leaf.contiguous() for leaf in leaves]
+            return unflatten([t[0] for t in self._machine(leaves, self._drawing(rng), 1)], self._result)
         with torch.no_grad():
             return unflatten(self._run(*self._constants, *leaves, *self._numbers.draw(rng)), self._result)
 
     def iterate(self, leaves: list[Tensor], rng: torch.Generator, n: int) -> Any:
         """The results of n calls at most, stacked: each takes its carried arguments from the one before."""
+        leaves = _plain(leaves)
         if self._machine is not None:
-            n = min(n, self._machine.most)
-            return unflatten(self._machine(_plain(leaves), self._drawing(rng), n), self._result)
-        fixed = [leaf.contiguous() for leaf in leaves]
-        first = len(fixed) - self._carried
-        fixed, last = [*self._constants, *fixed[:first]], fixed[first:]
+            return unflatten(self._machine(leaves, self._drawing(rng), min(n, self._machine.most)), self._result)
+        first = len(leaves) - self._carried
+        fixed, last = [*self._constants, *leaves[:first]], leaves[first:]
         results = []
         with torch.no_grad():
             for _ in range(n):
@@ -250,6 +248,7 @@ def _is_same(a: Tensor, b: Tensor) -> bool:
 
 
 def _plain(leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Without derivatives, and in the one layout that code is for."""
     return [leaf.detach().contiguous() for leaf in leaves]
 
 

@@ -106,7 +106,7 @@ class RecordedProgram:
 
         def run() -> None:
             entered()
-            for _ in range(max(1, int(length))):
+            for _ in range(int(length)):
                 turned()
 
         run()

@@ -98,8 +98,6 @@ def lowered(module: fx.GraphModule, depth: int = 0) -> Callable[..., Any]:
                 values[node] = values[node.args[0]][node.args[1]]
             elif _name(node.target) == "while_loop":
                 values[node] = _loop(*(of(argument) for argument in node.args))
-            elif _name(node.target) == "cond":
-                values[node] = _choice(*(of(argument) for argument in node.args))
             elif _name(node.target) not in _CHECKS and not _is_left_behind(node):
                 values[node] = _operation(node, of, depth)
         raise AssertionError("a graph without a result")
@@ -127,19 +125,6 @@ def _loop(more: fx.GraphModule, body: fx.GraphModule, carried: Sequence[Any], ot
         return found.reshape(())
 
     return jax.lax.while_loop(test, lambda state: tuple(turn(*state, *others)), tuple(carried))
-
-
-def _choice(condition: Any, yes: fx.GraphModule, no: fx.GraphModule, operands: Sequence[Any] = ()) -> Any:
-    import jax
-
-    def way(module: fx.GraphModule) -> Callable[..., Any]:
-        taken = lowered(module)
-        return lambda *x: tuple(_listed(taken(*x)))
-
-    ways = [way(yes), way(no)]
-    if isinstance(condition, bool):
-        return ways[0 if condition else 1](*operands)
-    return jax.lax.cond(condition.reshape(()), *ways, *operands)
 
 
 def _listed(found: Any) -> Sequence[Any]:

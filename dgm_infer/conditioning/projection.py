@@ -210,7 +210,7 @@ class Solve(NamedTuple):
     @classmethod
     def start(cls, v: Tensor, stop: Stop, active: Tensor) -> "Solve":
         """Before the constraint is known."""
-        # tensors of their own: torch.compile compiles a function again for arguments that are one
+        # tensors of their own: loops of programs take none twice
         unknown = torch.full_like(stop.tolerance, torch.inf)
         none = torch.zeros_like(stop.updates)
         no = torch.zeros_like(active)

@@ -10,7 +10,7 @@ from ..autodiff.row_execution import CapturedRows
 from ..conditioning.fibre import Linearisation
 from ..errors import Status
 from ..structures import JacobianMap
-from .integrators import STRAIGHT, FreeMotion, GeodesicEndpoint, Solver
+from .integrators import STRAIGHT, FreeMotion, GeodesicEndpoint, Solver, kick_length
 
 
 class _Counts(NamedTuple):
@@ -83,10 +83,8 @@ def captured_geodesic(
         else:
             here = repeat(n_geodesic, lambda _, here, given: drifted(here, (*given, "jacobian"))[0], here, given)
             there = fibre.linearise(here.position)
-        # a full step inside a trajectory, half a step at its end, and nothing after it
-        halves = (k < n_steps).to(step) + (k + 1 < n_steps).to(step)
         force = here.jacobian.tangent(flow.force(here.position, there.gradient))
-        return here._replace(momentum=here.momentum - 0.5 * halves.unsqueeze(-1) * step * force), there
+        return here._replace(momentum=here.momentum - kick_length(k, step, n_steps) * force), there
 
     first = _Moving(position, momentum - 0.5 * step * start, linearisation.jacobian, counts)
     end, there = repeat(n_steps.max(), stepped, (first, linearisation), (fibre, step, n_steps))

@@ -221,9 +221,7 @@ def _leapfrog_program(evaluate, start, step, n_steps, metric, gradient_alone, gi
 
     def kicked(k, momentum, gradient, constants) -> Tensor:
         step, n_steps, metric = constants[:3]
-        # a full step inside a trajectory, half a step at its end, and nothing after it
-        halves = (k < n_steps).to(step) + (k + 1 < n_steps).to(step)
-        return momentum - 0.5 * halves.unsqueeze(-1) * step * metric.transpose(gradient)
+        return momentum - kick_length(k, step, n_steps) * metric.transpose(gradient)
 
     def body(k, carried, constants) -> Any:
         position, momentum = carried[:2]
@@ -243,6 +241,12 @@ def _leapfrog_program(evaluate, start, step, n_steps, metric, gradient_alone, gi
     position = drifted(longest - 1, position, momentum, constants)
     energy, gradient, extra = evaluate(position, *given)
     return PhasePoint(position, kicked(longest - 1, momentum, gradient, constants), energy, gradient, extra)
+
+
+def kick_length(k: Any, step: Tensor, n_steps: Tensor) -> Tensor:
+    """The kick after step k of rows that make so many: a full step inside a trajectory, half at its end, then none."""
+    halves = (k < n_steps).to(step) + (k + 1 < n_steps).to(step)
+    return 0.5 * halves.unsqueeze(-1) * step
 
 
 def _longest(n_steps: int | Tensor) -> int:

@@ -27,9 +27,9 @@ def _nothing(text: str) -> None:
 
 @dataclass(frozen=True)
 class CompilationSettings:
-    """When transitions are compiled: where the seconds that this saves, counted in operations, are more than it takes.
+    """When transitions are compiled: once they have taken, counted in operations, as long as compiling takes.
 
-    Judged on ``digits_vae``, ``mnist_vae`` and a predator-prey series; results do not depend on them beyond rounding.
+    Measured on ``digits_vae``, ``mnist_vae`` and ``mnist_latent_flow``; results do not depend on them beyond rounding.
     """
 
     call: float = 1e-5
@@ -47,7 +47,7 @@ class CompilationSettings:
     each: float = 0.012
     """Seconds that every operation of a gradient adds: 6.6 in all for the 403 of ``mnist_latent_flow``."""
     projects: float = 15.0
-    """The same of a transition that projects onto a fibre: 10 to 20."""
+    """Seconds for a transition that projects onto a fibre: 12 to 20, on digits, MNIST and the GAN."""
     records: float = 2.0
     """Seconds that a program takes to be recorded on a GPU: one or two."""
     each_recorded: float = 0.005

@@ -256,7 +256,7 @@ class Blocks(UnitStructure):
         n_columns, n_inputs = self.sizes.n_global, self.sizes.inputs
         n_units = (u.shape[-1] - n_columns) // n_inputs
         one = torch.eye(n_columns + n_inputs, dtype=u.dtype, device=u.device)
-        # the j-th local input of every unit at once, without writing into views, which torch.compile rejects
+        # the j-th local input of every unit at once, without writing into views, which captured graphs cannot
         tangents = torch.cat([one[:, :n_columns], one[:, n_columns:].repeat(1, n_units)], -1)
         value, products = push_forward(function, u, tangents)
         blocks = products[n_columns:].unflatten(-1, (n_units, -1)).movedim(0, -1)

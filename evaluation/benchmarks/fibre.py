@@ -7,7 +7,6 @@ machine, with the same number of processor cores: this project in one process wi
 processes with one thread and one chain each, which is how either is meant to be used.
 """
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -173,15 +172,13 @@ def ours(task: Task, report: Report) -> dict[str, Any]:
 
 def _run_ours(task: Task) -> dict[str, Any]:
     print(f"{task.problem.name}: dgm-infer, {task.chains} chains on {task.device}, {task.seconds:g} s", flush=True)
-    with tempfile.TemporaryDirectory() as cache:
-        environment = {**threads(task.cores), "TORCHINDUCTOR_CACHE_DIR": cache}
-        outcomes = run_workers(
-            "evaluation.benchmarks.fibre:ours",
-            [task],
-            environment=environment,
-            patience=_patience(task.seconds),
-            report=lambda line: print(f"  {line}", flush=True),
-        )
+    outcomes = run_workers(
+        "evaluation.benchmarks.fibre:ours",
+        [task],
+        environment=threads(task.cores),
+        patience=_patience(task.seconds),
+        report=lambda line: print(f"  {line}", flush=True),
+    )
     return _reported(summarise(outcomes, task.seconds, task.cores))
 
 
