@@ -265,7 +265,7 @@ def test_settings_of_jax_are_left_alone_and_do_not_matter(wide):
             assert torch.equal(other.iterate(leaves, rng(1), 4)[0].position, expected)
             nan = program_of(lambda x: x.log(), randn(3).abs())
             assert nan((-torch.ones(3, dtype=FLOAT),), rng()).isnan().all()
-        assert jax.config.jax_enable_x64 is wide
+        assert jax.config.jax_enable_x64 is wide  # type: ignore[reportAttributeAccessIssue]
         assert theirs.dtype == (jnp.float64 if wide else jnp.float32)
         assert jnp.arange(3.0).dtype == theirs.dtype
     assert own.dtype == kind
