@@ -341,7 +341,7 @@ def _shapes() -> Iterator[Case]:
         "like": lambda x: [
             torch.zeros_like(x),
             torch.ones_like(x),
-            torch.empty_like(x) * 0,
+            torch.empty_like(x).fill_(2.0),
             x.new_zeros(2),
             x.new_ones(2),
             x.new_full((2,), 3.0),
