@@ -184,9 +184,9 @@ class HMC(Scheduled):
         metric: covariance that the target is taken to have, whose inverse is the mass: ``"identity"``, or
             ``"diagonal"``, ``"dense"`` or ``"low_rank"`` (plus diagonal), which warm-up adapts per problem to the
             positions of all chains, or an adapted metric of another run. Lengths are in units of the metric.
-        compile: whether transitions are compiled to machine code as one program, which takes about ten seconds, once
-            per machine, problem and number of chains, or on a GPU are recorded as CUDA graphs; None where that saves
-            time.
+        compile: whether transitions are compiled to machine code as one program, which takes two to ten seconds in
+            every run, or on a GPU are recorded as CUDA graphs; None once transitions have taken as long as that, by
+            count.
     """
 
     metric: str | Metric = "identity"

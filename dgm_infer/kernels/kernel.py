@@ -153,7 +153,7 @@ class Compilable(Kernel, Protocol):
 
     @property
     def compile(self) -> bool | None:
-        """Whether they are; None where that takes less time."""
+        """Whether they are; None once they have taken as long as compiling."""
         ...
 
     def is_program(self, problem: Any, /) -> bool:

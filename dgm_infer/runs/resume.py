@@ -38,8 +38,8 @@ def resume(
 ) -> Any:
     """Go on with a run where its last checkpoint was made; its result is that of a run that was never stopped.
 
-    On the same device and with the same version of torch they agree to the last digit: the state of the chains, of the
-    warm-up and of the random numbers is part of a checkpoint. A run that is finished is collected.
+    On the same device and with the same versions of torch and JAX they agree to the last digit: the state of the
+    chains, of the warm-up and of the random numbers is part of a checkpoint. A run that is finished is collected.
 
     Args:
         run: the folder that ``sample(..., run=...)`` was given.

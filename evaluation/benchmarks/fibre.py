@@ -2,9 +2,9 @@
 
 What is timed, for both alike: wall-clock seconds from the first statement after the imports to the last draw, so
 compilation, the search for starting points and warm-up are included; process start, imports and the diagnostics
-computed afterwards are not. Compilation starts from an empty cache. The two run one after the other on the same
-machine, with the same number of processor cores: this project in one process with that many threads, Mici in that many
-processes with one thread and one chain each, which is how either is meant to be used.
+computed afterwards are not. The two run one after the other on the same machine, with the same number of processor
+cores: this project in one process with that many threads, Mici in that many processes with one thread and one chain
+each, which is how either is meant to be used.
 """
 
 from collections.abc import Mapping, Sequence
