@@ -1,4 +1,4 @@
-"""Captured programs as machine code, by XLA, the compiler of JAX: within seconds, and without a compiler of C++."""
+"""Captured programs as machine code, by XLA, the compiler of JAX."""
 
 import os
 import sys
