@@ -7,14 +7,17 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self, get_args
 
 import torch
 from torch import Tensor
 
 from .autodiff.loops import is_captured
+from .errors import EvidenceError
 from .settings import Settings
 
+Kind = Literal["diagonal", "full", "low_rank"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 # Entries of a matrix up to which, in compiled code, a product is a loop of its own and not a call of a library, which
 # takes longer to start (about 64 x 64).
 _SMALL = 2**12
@@ -83,7 +86,7 @@ IDENTITY = IdentityMap()
 class Scale(LinearMap, ABC):
     """A map with a covariance ``[*batch, D, D]`` of its own."""
 
-    kind: ClassVar[Literal["diagonal", "full", "low_rank"]]
+    kind: ClassVar[Kind]
 
     @abstractmethod
     def log_det(self) -> Tensor:
@@ -250,6 +253,40 @@ class LowRankMap(Scale):
     def covariance_diagonal(self):
         widths = (self.stretch.square() - 1).unsqueeze(-2)
         return self.sd.square() * (1 + (self.directions.square() * widths).sum(-1))
+
+
+def scale_of(covariance: Tensor, kind: Kind, rank: int) -> Scale:
+    """The map of the given kind for a covariance ``[*batch, D, D]``.
+
+    Raises:
+        EvidenceError: the covariance is not positive definite.
+    """
+    if kind == "diagonal":
+        return DiagonalMap(covariance.diagonal(dim1=-2, dim2=-1).sqrt())
+    if kind == "full":
+        return TriangularMap(factorised(covariance))
+    # the principal components of the correlations, and the remainder
+    sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+    values, vectors = torch.linalg.eigh(covariance / (sd.unsqueeze(-1) * sd.unsqueeze(-2)))
+    rest = values[..., :-rank].mean(-1, keepdim=True) if rank < values.shape[-1] else 0.1 * values[..., :1]
+    factor = vectors[..., -rank:] * (values[..., -rank:] - rest).clamp_min(0).sqrt().unsqueeze(-2)
+    diagonal = (1 - factor.square().sum(-1)).clamp_min(1e-3)
+    return LowRankMap.of(sd * diagonal.sqrt(), sd.unsqueeze(-1) * factor)
+
+
+def factorised(covariance: Tensor) -> Tensor:
+    """Lower triangular factor of a covariance ``[*batch, D, D]``.
+
+    Raises:
+        EvidenceError: it is not positive definite.
+    """
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    if failed.any():
+        raise EvidenceError(
+            f"a covariance is not positive definite for {int((failed != 0).sum())} of {failed.numel()} problems: use a "
+            "diagonal base, or float64"
+        )
+    return factor
 
 
 def _times(matrix: Tensor, v: Tensor) -> Tensor:

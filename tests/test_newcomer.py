@@ -12,7 +12,7 @@ from torch import nn
 import dgm_infer as dgm
 import generators
 from dgm_infer.errors import DgmInferError
-from dgm_infer.sampling.sheet import heading_of
+from dgm_infer.sampling.show import heading_of
 from evaluation.commands.cli import main
 from evaluation.commands.inputs import read_generator, read_images
 from evaluation.commands.outline import in_words_of

@@ -2,7 +2,8 @@
 
 Every solver is one update rule in one loop. Rows that have converged, or diverged to infinity, stop iterating: the
 loop continues with a compacted batch, so that the slowest chain does not set the pace of all. Rows on which the first
-solver fails fall back to the next one. A device works off a fixed number of masked updates instead.
+solver fails fall back to the next one. A device works off a fixed number of masked updates instead, a program that is
+being captured a loop of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ..autodiff.loops import is_captured, repeat_while
 from ..autodiff.pytrees import tree_map
 from ..settings import Settings
 from ..structures import Evaluation, JacobianMap
@@ -151,6 +153,8 @@ def project(
     on_device = v.device.type != "cpu"
     limit = min(max_iterations, SETTINGS.device_updates) if on_device else max_iterations
     stop = Stop.of(tolerance, limit, expected, within)
+    if is_captured():
+        return _captured([SOLVERS[solver] for solver in solvers], fibre, v, base, stop, active)
     if on_device:
         return masked(SOLVERS[solvers[0]], fibre, v, base, stop, active, limit)
     none = torch.zeros_like(active)
@@ -308,7 +312,7 @@ def damped_gauss_newton(
     Returns:
         points ``[R, D]`` and the max-norm of their constraint ``[R]``.
     """
-    position, c = u, fibre.evaluate(evaluate_constraint, u)
+    position, c = u, fibre.evaluate(type(fibre).constraint, u)
     residual = c.abs().amax(-1)
     rows = torch.arange(len(u), device=u.device)
     moved = torch.ones_like(residual, dtype=torch.bool)
@@ -325,17 +329,17 @@ def damped_gauss_newton(
             if jacobian is not None and damping is not None and floor is not None:
                 jacobian, damping, floor = jacobian[keep], damping[keep], floor[keep]
         if jacobian is None or moved.all():
-            jacobian = fibre.evaluate(evaluate_jacobian, u)
+            jacobian = fibre.evaluate(type(fibre).jacobian, u)
         elif moved.any():
             changed = moved.nonzero().squeeze(-1)
-            news = fibre.take(changed).evaluate(evaluate_jacobian, u[changed])
+            news = fibre.take(changed).evaluate(type(fibre).jacobian, u[changed])
             jacobian = jacobian.map(lambda mine, new, at=changed: mine.index_copy(0, at, new), news)
         if damping is None or floor is None:
             # relative to the stiffness of J J^T along c
             stiffness = jacobian.transpose(c).square().sum(-1) / c.square().sum(-1).clamp_min(1e-30)
             damping, floor = 1e-2 * stiffness, 1e-14 * stiffness
         proposal = u - jacobian.damped_step(c, damping)
-        c_new = fibre.evaluate(evaluate_constraint, proposal)
+        c_new = fibre.evaluate(type(fibre).constraint, proposal)
         better = c_new.norm(dim=-1) < c.norm(dim=-1)
         u = torch.where(better.unsqueeze(-1), proposal, u)
         c = torch.where(better.unsqueeze(-1), c_new, c)
@@ -348,18 +352,44 @@ def _take(tree: Any, rows: Tensor) -> Any:
     return tree_map(lambda t: t[rows], tree)
 
 
-def evaluate_constraint(fibre: Constraint, u: Tensor) -> Tensor:
-    """``c(u)``, as a function for :meth:`Fibre.evaluate`."""
-    return fibre.constraint(u)
-
-
-def evaluate_jacobian(fibre: Constraint, u: Tensor) -> JacobianMap:
-    """The factorised Jacobian at ``u``, as a function for :meth:`Fibre.evaluate`."""
-    return fibre.jacobian(u)
-
-
 def store(rows: Tensor | None, whole: tuple[Tensor, ...], part: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """``whole`` with the given rows replaced by ``part``; None replaces all."""
     if rows is None:
         return part
     return tuple(w.index_copy(0, rows, p) for w, p in zip(whole, part, strict=True))
+
+
+def _captured(
+    solvers: Sequence[Update], fibre: Any, v: Tensor, base: JacobianMap, stop: Stop, active: Tensor
+) -> Projection:
+    """:func:`project` in a program that is being captured: loops of fixed shapes with masks, with the same result."""
+    none = torch.zeros_like(active)
+    result = Projection(v, none, none.to(torch.int32), none)
+    for solver in solvers:
+        left = active & ~result.converged
+        loop = _repeated(solver, fibre, v, base, stop, left)
+        result = Projection(
+            torch.where(left.unsqueeze(-1), loop.u, result.position),
+            result.converged | loop.converged,
+            result.iterations + loop.updates,
+            none if solver is solvers[0] else left | result.retried,
+        )
+    return result
+
+
+def _repeated(update: Update, fibre: Any, v: Tensor, base: JacobianMap, stop: Stop, active: Tensor) -> Solve:
+    """All updates of the active rows by one solver."""
+    zero = torch.zeros_like(v)
+    # steps of 0 correct nothing
+    steps: Steps = ((zero, zero),) * SETTINGS.memory if update is broyden else ()
+
+    def turn(carried: tuple[Solve, Steps], constants: Any) -> tuple[Solve, Steps]:
+        (loop, steps), (fibre, stop, base) = carried, constants
+        # the rows that still iterate have all made as many
+        full = loop.updates.amax() % SETTINGS.memory == 0
+        steps = tree_map(lambda step: torch.where(full, 0.0, step), steps)
+        loop, made = one(update)(fibre, loop, stop, base, steps)
+        return loop, (*steps, *made)[len(made) :]
+
+    start = Solve.start(v, stop, active), steps
+    return repeat_while(lambda carried: carried[0].running.any(), turn, start, (fibre, stop, base))[0]

@@ -15,8 +15,6 @@ from .observed import ObservedModel
 from .projection import (
     Constraint,
     damped_gauss_newton,
-    evaluate_constraint,
-    evaluate_jacobian,
     project,
     store,
 )
@@ -311,7 +309,7 @@ def towards(fibre: Constraint, point: Tensor, goal: Tensor, *, tolerance: Tensor
     """
     share = torch.full_like(tolerance, 0.5)
     for _ in range(SETTINGS.moves):
-        base = fibre.evaluate(evaluate_jacobian, point)
+        base = fibre.evaluate(type(fibre).jacobian, point)
         way = base.tangent(goal - point)
         share = share.minimum(SETTINGS.longest / way.norm(dim=-1).clamp_min(1e-30))
         moved = project(
@@ -343,7 +341,7 @@ def _step(fibre: Constraint, rows: _Rows) -> _Rows:
 
     step = _proposal(rows)
     proposal, predicted = u + step, c + mv(jacobian, step)
-    c_new = fibre.evaluate(evaluate_constraint, proposal)
+    c_new = fibre.evaluate(type(fibre).constraint, proposal)
     here, there = objective(c, u), objective(c_new, proposal)
     promised = here - objective(predicted, proposal)
     gain = ((here - there) / promised.clamp_min(1e-30)).nan_to_num(-torch.inf)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from ..errors import EvidenceError
+from ..linear_maps import factorised
 from ..references import Mixture
 from ..references.density import Whitened
-from ..references.scales import factorised
 from ..target import as_target
 from .checks import Components, Unseen
 from .method import Outcome, replaced

@@ -11,14 +11,12 @@ from torch import Tensor
 
 from ..arguments import choice, flag, fraction, whole_number
 from ..autodiff.loops import is_captured
-from ..autodiff.row_execution import CapturedRows, captured_rows
+from ..autodiff.row_execution import captured_rows
 from ..conditioning.abc_kernels import InputPosterior, NoiseEmbedding
-from ..conditioning.captured_projection import captured_project
 from ..conditioning.fibre import Fibre, Linearisation
 from ..conditioning.projection import SOLVERS, Projection, project, solver_tolerance
 from ..errors import ArgumentError, Status
 from ..structures import JacobianMap
-from .captured_geodesics import captured_geodesic
 from .hmc import Scheduled, accept, draw_momentum
 from .integrators import CIRCULAR, STRAIGHT, geodesic
 from .kernel import Info, TrajectoryEnd, Trial, Tuning
@@ -178,14 +176,13 @@ class ConstrainedHMC(Scheduled):
         self,
         tolerance: float,
         solvers: tuple[str, ...],
-        fibre: Fibre | CapturedRows,
+        fibre: Any,
         v: Tensor,
         base: JacobianMap,
         **options: Any,
     ) -> Projection:
-        solve: Any = captured_project if is_captured() else project
         options |= {"solvers": solvers, "max_iterations": self.max_iterations}
-        return solve(fibre, v, base, tolerance=tolerance * fibre.scale, **options)
+        return project(fibre, v, base, tolerance=tolerance * fibre.scale, **options)
 
     def saves_calls(self, problem: Fibre) -> bool:
         """Whether calls take the time of a transition: of networks with convolutions arithmetic does."""
@@ -213,8 +210,7 @@ class ConstrainedHMC(Scheduled):
         tolerance = self.relative_tolerance(u.dtype)
         n_steps, step_size, fraction = self.draw_schedule(self.longest_step(problem), u.new_empty(shape), rng)
         momentum = here.jacobian.tangent(draw_momentum(u, rng))
-        follow: Any = captured_geodesic if is_captured() else geodesic
-        end = follow(
+        end = geodesic(
             flat,
             u,
             momentum,

@@ -1,7 +1,7 @@
 """Symplectic integrators: leapfrog on R^D, reversible geodesics on a fibre (J Algorithm 1, T Algorithm 11)."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,8 +13,7 @@ from ..conditioning.projection import Projection
 from ..errors import Status
 from ..linear_maps import IDENTITY
 from ..progress import foretold
-from ..structures.jacobian import JacobianMap
-from ..target import Target
+from ..structures import JacobianMap
 from .kernel import either
 from .metrics import Metric
 
@@ -48,19 +47,8 @@ CIRCULAR = FreeMotion(
 """The exact motion under the energy ``u.u / 2`` of a standard normal density (the Gaussian split, math 3.6)."""
 
 
-class Solver(Protocol):
-    """:func:`projection.project` with its settings filled in."""
-
-    def __call__(
-        self,
-        fibre: Fibre,
-        v: Tensor,
-        base: JacobianMap,
-        *,
-        active: Tensor,
-        expected: Tensor | None = None,
-        within: float = 0.0,
-    ) -> Projection: ...
+Solver = Callable[..., Projection]
+""":func:`projection.project` with its settings filled in: ``(fibre, v, base, active=, expected=, within=)``."""
 
 
 class Drift(NamedTuple):
@@ -161,11 +149,6 @@ class PhasePoint(NamedTuple):
 
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor, tuple[Tensor, ...]]]
 """Energy ``[...]``, gradient ``[..., D]`` and further values at positions ``[..., D]``."""
-
-
-def energy_of(target: Target) -> Evaluate:
-    """A target's energy and gradient, in the form that integrators use."""
-    return lambda x: (*target.energy_and_gradient(x), ())
 
 
 def leapfrog(
@@ -302,7 +285,7 @@ def geodesic(
     Every drift is checked to be reversible, those of a trajectory together (:class:`ReverseChecks`).
 
     Args:
-        fibre: R constraints, one per row.
+        fibre: R constraints, one per row; in a program what stands for them.
         position: ``[R, D]`` on the fibre; momentum ``[R, D]`` in its tangent space.
         linearisation: linearisation at ``position``.
         step_size: ``[R]``, size of one step; a drift takes ``step_size / n_geodesic``.
@@ -311,12 +294,15 @@ def geodesic(
         reversal_tolerance: max-norm distance within which a reversed drift must return.
         flow: the free motion that drifts follow, :data:`STRAIGHT` or :data:`CIRCULAR`.
     """
-    longest = _longest(n_steps)
-    n_steps = torch.as_tensor(n_steps, device=position.device).expand_as(step_size)
+    steps, n_steps = n_steps, torch.as_tensor(n_steps, device=position.device).expand_as(step_size)
     step = step_size.unsqueeze(-1)
-    drift = step / n_geodesic
     jacobian = linearisation.jacobian
     u, p = position, momentum - 0.5 * step * jacobian.tangent(flow.force(position, linearisation.gradient))
+    if is_captured():
+        return _geodesic_program(
+            fibre, u, p, linearisation, step, n_steps, n_geodesic, solver, reversal_tolerance, flow
+        )
+    longest, drift = _longest(steps), step / n_geodesic
     status = torch.full(u.shape[:1], int(Status.OK), dtype=torch.int8, device=u.device)
     iterations, retried = torch.zeros_like(status, dtype=torch.int32), torch.zeros_like(status, dtype=torch.bool)
     checks = ReverseChecks(fibre, solver, flow, reversal_tolerance)
@@ -345,3 +331,69 @@ def geodesic(
     returned, more, again = checks.finished()
     status = torch.where(returned, status, int(Status.REVERSAL_FAILED))
     return GeodesicEndpoint(u, p, linearisation, status, iterations + more, retried | again)
+
+
+class _Counts(NamedTuple):
+    """What became of the drifts of every row so far, each ``[R]``."""
+
+    status: Tensor
+    iterations: Tensor
+    retried: Tensor
+    returned: Tensor
+    """Whether all drifts came back when they were reversed."""
+
+
+class _Moving(NamedTuple):
+    """Rows between two drifts."""
+
+    position: Tensor
+    momentum: Tensor
+    jacobian: JacobianMap
+    counts: _Counts
+
+
+def _geodesic_program(
+    fibre, u, p, linearisation, step, n_steps, n_geodesic, solver, reversal_tolerance, flow
+) -> GeodesicEndpoint:
+    """:func:`geodesic` after its first half kick, as a loop that can be captured: each drift is reversed at once.
+
+    A row whose drift does not return moves on all the same, as it does there.
+    """
+    none = torch.zeros_like(n_steps, dtype=torch.bool)
+    counts = _Counts(none.to(torch.int8) + int(Status.OK), none.to(torch.int32), none, ~none)
+
+    def drifted(here: _Moving, constants: Any) -> tuple[_Moving, Any]:
+        fibre, drift, moving, evaluate = constants
+        u, counts = here.position, here.counts
+        alive = moving & (counts.status == Status.OK)
+        forward = solver(fibre, flow.move(u, here.momentum, drift), here.jacobian, active=alive)
+        moved = alive & forward.converged
+        there = torch.where(moved.unsqueeze(-1), forward.position, u)
+        found = getattr(fibre, evaluate)(there)
+        jacobian = found.jacobian if isinstance(found, Linearisation) else found
+        p = jacobian.tangent(flow.arrival(u, there, drift))
+        back = solver(fibre, flow.move(there, -p, drift), jacobian, active=moved, expected=u, within=reversal_tolerance)
+        near = (back.position - u).abs().amax(-1) < reversal_tolerance
+        counts = _Counts(
+            torch.where(alive & ~moved, int(Status.PROJECTION_FAILED), counts.status),
+            counts.iterations + forward.iterations + back.iterations,
+            counts.retried | forward.retried | back.retried,
+            counts.returned & (~moved | (back.converged & near)),
+        )
+        return _Moving(there, torch.where(moved.unsqueeze(-1), p, here.momentum), jacobian, counts), found
+
+    def stepped(k: Any, carried: tuple[_Moving, Linearisation], constants: Any) -> tuple[_Moving, Linearisation]:
+        (here, there), (fibre, step, n_steps) = carried, constants
+        given = (fibre, step / n_geodesic, k < n_steps)
+        if n_geodesic == 1:
+            here, there = drifted(here, (*given, "linearise"))
+        else:
+            here = repeat(n_geodesic, lambda _, here, given: drifted(here, (*given, "jacobian"))[0], here, given)
+            there = fibre.linearise(here.position)
+        force = here.jacobian.tangent(flow.force(here.position, there.gradient))
+        return here._replace(momentum=here.momentum - kick_length(k, step, n_steps) * force), there
+
+    first = _Moving(u, p, linearisation.jacobian, counts)
+    end, there = repeat(n_steps.max(), stepped, (first, linearisation), (fibre, step, n_steps))
+    status = torch.where(end.counts.returned, end.counts.status, int(Status.REVERSAL_FAILED))
+    return GeodesicEndpoint(end.position, end.momentum, there, status, end.counts.iterations, end.counts.retried)

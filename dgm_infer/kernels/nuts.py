@@ -18,7 +18,7 @@ from ..linear_maps import IDENTITY
 from ..settings import Settings
 from ..target import Target
 from .hmc import TRAJECTORY, HMCState, check_target, draw_momentum, given_step_size
-from .integrators import Evaluate, PhasePoint, energy_of, leapfrog
+from .integrators import Evaluate, PhasePoint, leapfrog
 from .kernel import Info, Trial, Tuning
 from .metrics import Metric, check_metric, check_shape, first_metric, metric_in_use, open_metric
 
@@ -34,6 +34,11 @@ class Tree(NamedTuple):
     """Leapfrog steps, int32."""
     status: Tensor
     """DIVERGED if a leaf's energy was not finite or far too large, which ended the tree."""
+
+
+def energy_of(target: Target) -> Evaluate:
+    """A target's energy and gradient, in the form that integrators use."""
+    return lambda x: (*target.energy_and_gradient(x), ())
 
 
 def deepest(n_steps: int) -> int:

@@ -7,12 +7,11 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ..arguments import default_type, finite, indices, lead_shape, numbers, points
+from ..arguments import default_type, finite, indices, lead_shape, numbers, points, positive_numbers
 from ..autodiff.pytrees import take
 from ..errors import ArgumentError, EvidenceError
-from ..linear_maps import Scale
+from ..linear_maps import DiagonalMap, Kind, LowRankMap, Scale, TriangularMap
 from ..target import Target, reference
-from .scales import Kind, given_scale
 
 
 class Whitened:
@@ -360,3 +359,35 @@ def weighted_moments(draws: Tensor, log_weights: Tensor) -> WeightedMoments:
 def _outer_sum(deviations: Tensor) -> Tensor:
     """``sum_n d_n d_n^T``: ``[N, *batch, D]`` to ``[*batch, D, D]``."""
     return torch.einsum("n...i,n...j->...ij", deviations, deviations)
+
+
+def given_scale(mean: Tensor, sd: Any, cholesky: Any, factor: Any) -> Scale:
+    """The map that a user describes, with copies of the tensors; see :class:`Gaussian`.
+
+    Raises:
+        ArgumentError: none of the three forms, a wrong shape, or a number that is not finite or not positive.
+    """
+    if (sd is None) == (cholesky is None) or (factor is not None and sd is None):
+        raise ArgumentError("Gaussian(): give the scale as sd, as sd and factor, or as cholesky")
+    shape = tuple(mean.shape)
+    if cholesky is not None:
+        cholesky = numbers("Gaussian", "cholesky", cholesky).to(mean)
+        if cholesky.shape != (*shape, shape[-1]):
+            raise ArgumentError(f"Gaussian(cholesky of shape {tuple(cholesky.shape)}): expected {(*shape, shape[-1])}")
+        if cholesky.triu(1).any():
+            raise ArgumentError(
+                "Gaussian(cholesky): has numbers above the diagonal: must be the lower triangular factor, "
+                "torch.linalg.cholesky(covariance)"
+            )
+        positive_numbers("Gaussian", "diagonal of cholesky", cholesky.diagonal(dim1=-2, dim2=-1))
+        return TriangularMap(finite("Gaussian", "cholesky", cholesky).clone())
+    sd = positive_numbers("Gaussian", "sd", sd).to(mean)
+    if sd.ndim and sd.shape != mean.shape:
+        raise ArgumentError(f"Gaussian(sd of shape {tuple(sd.shape)}): expected {shape}, or a number")
+    sd = sd.clone().expand(shape)
+    if factor is None:
+        return DiagonalMap(sd)
+    factor = finite("Gaussian", "factor", factor).to(mean).clone()
+    if factor.shape[:-1] != mean.shape:
+        raise ArgumentError(f"Gaussian(factor of shape {tuple(factor.shape)}): expected {(*shape, 'R')}")
+    return LowRankMap.of(sd, factor)

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from ..arguments import allocatable, indices, instance, positive, random_seed, whole_number, within
 from ..errors import ArgumentError, EvidenceError, extra
-from ..linear_maps import TriangularMap
+from ..linear_maps import TriangularMap, factorised
 from ..probe import energy_fault, probe_points
 from ..target import as_target
 from .density import Whitened, check_weighted, given_log_zeta, origin, weighted_moments
 from .gaussian import Gaussian
-from .scales import factorised
 from .variational import adam
 
 

@@ -22,7 +22,7 @@ from ..arguments import (
     within,
 )
 from ..errors import ArgumentError, EvidenceError, cause
-from ..linear_maps import LowRankMap, TriangularMap
+from ..linear_maps import KINDS, Kind, LowRankMap, TriangularMap, factorised, scale_of
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..target import as_target
 from .density import (
@@ -38,7 +38,6 @@ from .density import (
 )
 from .minimise import find_mode
 from .modes import Modes, cover, modes
-from .scales import KINDS, Kind, factorised, scale_of
 from .variational import OBJECTIVES, Objective, check_divergence, lower_bound, maximise_elbo
 
 

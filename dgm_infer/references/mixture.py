@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..arguments import choice, indices, numbers, within
 from ..errors import ArgumentError, EvidenceError
-from ..linear_maps import TriangularMap
+from ..linear_maps import TriangularMap, factorised, scale_of
 from .density import (
     GaussianDensity,
     Whitened,
@@ -20,7 +20,6 @@ from .density import (
 )
 from .gaussian import Gaussian
 from .modes import Modes, modes
-from .scales import factorised, scale_of
 
 
 class Mixture(Whitened):

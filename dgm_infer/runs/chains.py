@@ -16,11 +16,11 @@ from ..arguments import other_seed
 from ..conditioning.fibre import Fibre
 from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, CheckpointError, DgmInferError, warn
-from ..kernels.stored import to_json
 from ..progress import Progress
 from ..sampling.draws import Draws
 from ..sampling.plan import LOOK, RunInputs, RunOutcome, RunPlan, Until, worst_mixing
 from ..sampling.run import SamplingRun, as_draws, diagnostics, finalise, run_until_stopped
+from ..sampling.stored import to_json
 from ..target import Target, as_target
 from .drawn import Part, all_draws, check_disk, chunks, collected, count_of
 from .encoding import decode, encode, encode_tensors

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, CheckpointError
-from ..kernels.stored import from_json
 from ..sampling.plan import RunOutcome, RunPlan
 from ..sampling.preflight import check_size
+from ..sampling.stored import from_json
 from ..target import reference
 from .encoding import decode_tensors
 from .folder import WARMUP, RunFolder, read_progress

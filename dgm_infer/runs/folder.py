@@ -13,7 +13,7 @@ import torch
 from ..arguments import file_path
 from ..errors import ArgumentError, CheckpointError, cause
 from ..files import make_folder
-from ..sampling.fingerprint import check_problem, known_problem, packed, unpacked
+from ..sampling.stored import check_problem, known_problem, packed, unpacked
 from .encoding import decode, encode, modules_of
 from .store import Reader, Store, Writer
 

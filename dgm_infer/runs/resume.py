@@ -15,9 +15,9 @@ from ..arguments import available_device, flag, whole_number
 from ..arguments.values import is_sequence, shown
 from ..errors import ArgumentError, CheckpointError, DgmInferError, warn
 from ..sampling.draws import Draws
-from ..sampling.fingerprint import known_problem
 from ..sampling.plan import Keeping, RunInputs, RunPlan, Until
 from ..sampling.run import device_of
+from ..sampling.stored import known_problem
 from .drawn import MEMORY, check_disk
 from .engine import go_on, problem_at, ranks
 from .folder import RunFolder, refuse_what_is_there

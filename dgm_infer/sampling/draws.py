@@ -25,16 +25,14 @@ from ..diagnosis import Diagnosis
 from ..errors import ArgumentError, CheckpointError, cause, warn
 from ..files import complete_file
 from ..kernels import Kernel
-from ..kernels.stored import UnknownKernel, from_json, to_json
 from ..target import Target, as_target, reference
 from . import show
-from .chain_groups import group_chains, longest_run, looks, side_by_side
+from .chain_groups import Basins, basins, group_chains, longest_run, looks, side_by_side
 from .diagnose import diagnose
-from .fingerprint import check_problem, known_problem, packed, unpacked
 from .inference_data import inference_data, read_draws, summarised, write_draws
-from .low_points import Basins, basins
 from .predictive import CalledProgram, observed_data, predicted, program_of
 from .show import NamedTensors
+from .stored import UnknownKernel, check_problem, from_json, known_problem, packed, to_json, unpacked
 
 if TYPE_CHECKING:
     import arviz
@@ -342,7 +340,7 @@ class Draws:
             CheckpointError: the file is missing, damaged, or was not written by :meth:`save`.
             ArgumentError: the problem is not one, has inputs of another shape, or another observation or energy.
 
-        A kernel whose class is not imported loads as a :class:`dgm_infer.kernels.stored.UnknownKernel`, with a warning.
+        A kernel whose class is not imported loads as an ``UnknownKernel``, with a warning.
         """
         path = file_path("Draws.load", "path", path)
         if problem is not None and not isinstance(problem, Fibre | Target):

@@ -1,16 +1,19 @@
-"""Draws as a person looks at them: in a notebook, and in ArviZ's plots."""
+"""Draws as a person looks at them: in a notebook, in ArviZ's plots, and as a sheet of pictures, one row per problem."""
 
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import choice, names_of, whole_number
+from ..arguments import choice, names_of, numbers, whole_number
+from ..conditioning.fibre import Fibre
+from ..conditioning.observed import NoisyMeasurement
+from ..conditioning.operators import Selection
+from ..conditioning.pictures import PixelScale
 from ..errors import ArgumentError, DgmInferError
 from ..html import block, figure, table, text
 from .inference_data import inference_data, plotted
-from .sheet import heading_of, noun, picture_sheet, pixel_scale
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,3 +96,176 @@ def thumbnails(draws: Any, n: int = 8) -> list[str]:
     unit = pixel_scale(problem).to_unit(outputs).nan_to_num().clamp(0, 1)
     pixels = (255 * unit).round().to(torch.uint8).cpu().numpy()
     return [f"<p>{heading_of(n, n, noun(problem))}</p>", *(figure(p, "", width=max(64, p.shape[1])) for p in pixels)]
+
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# The colour of hidden pixels, which no grey picture has.
+_HIDDEN = (0.82, 0.87, 0.95)
+
+
+class Seen(NamedTuple):
+    """What was observed of outputs, as far as it is a picture."""
+
+    pictures: Tensor | None
+    """``[images, *shape]``; None if it is none."""
+    mask: Tensor | None
+    """``[images, *shape]``, True = observed; None for all."""
+
+    @classmethod
+    def of(cls, problem: Any, shape: tuple[int, ...]) -> "Seen":
+        """That of a problem; nothing of one that is not a fibre."""
+        if not isinstance(problem, Fibre):
+            return cls(None, None)
+        values, operator = problem.values, problem.observed.operator
+        values = values.reshape(-1, values.shape[-1])
+        size = torch.Size(shape).numel()
+        if isinstance(operator, Selection):
+            flat = values.new_zeros(*problem.batch_shape, size)
+            own = problem.values
+            pictures, mask = operator.complete(own, flat), operator.complete(torch.ones_like(own), flat) > 0
+            return cls(pictures.reshape(-1, *shape), mask.reshape(-1, *shape))
+        return cls(values.reshape(-1, *shape) if values.shape[-1] == size else None, None)
+
+
+def picture_sheet(draws: Any, originals: Any, n: int) -> "Figure":
+    """The sheet of draws whose outputs are pictures: see :meth:`Draws.plot`."""
+    outputs = draws.generate()
+    n_batch = len(draws.shape) - 2
+    shape = tuple(outputs.shape[2 + n_batch :])
+    if len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] not in (1, 3)):
+        raise ArgumentError(f"plot('pictures'): outputs of shape {shape} are not [H, W], [1, H, W] or [3, H, W]")
+    outputs = outputs.reshape(*outputs.shape[:2], -1, *shape)
+    scale = pixel_scale(draws.problem)
+    seen = Seen.of(draws.problem, shape)
+    if originals is not None:
+        originals = numbers("plot", "originals", originals)
+        if originals.numel() != outputs[0, 0].numel():
+            raise ArgumentError(
+                f"plot(originals of shape {tuple(originals.shape)}): expected {(*draws.shape[2:], *shape)}, one for "
+                "every problem"
+            )
+        originals = scale.to_unit(originals.reshape(outputs.shape[2:]))
+    pictures = None if seen.pictures is None else scale.to_unit(seen.pictures)
+    return sheet(originals, seen.mask, scale.to_unit(outputs), observed=pictures, n_shown=n)
+
+
+def sheet(
+    originals: Tensor | None,
+    mask: Tensor | None,
+    outputs: Tensor,
+    *,
+    observed: Tensor | None = None,
+    n_shown: int = 12,
+) -> "Figure":
+    """One row per image: original, what was observed, completions, posterior mean and standard deviation.
+
+    Args:
+        originals: ``[images, *shape]``, shape ``(H, W)``, ``(1, H, W)`` or ``(3, H, W)``, values in [0, 1]; None if
+            they are unknown.
+        mask: ``[H, W]``, ``[*shape]`` or ``[images, *shape]``, True = observed; None for all pixels.
+        outputs: ``[chains, draws, images, *shape]``; the completions shown are the last draws of different chains,
+            then earlier ones.
+        observed: what was observed, ``[images, *shape]``; None for the originals under the mask, and without one for
+            what is not a picture.
+        n_shown: completions per row.
+    """
+    from matplotlib.figure import Figure
+
+    n_images = outputs.shape[2]
+    # last draw of every chain first: neighbours in the row are independent
+    shown = outputs.flip(1).transpose(0, 1).flatten(0, 1)[:n_shown]
+    mean, sd = outputs.mean((0, 1)), outputs.std((0, 1))
+    # a mask shows which part of the originals was observed
+    seen = originals if observed is None and mask is not None else observed
+    first = [*([] if originals is None else ["original"]), *([] if seen is None else ["observed"])]
+    headings = [*first, *[""] * len(shown), "mean", "sd"]
+    width, height = 0.75 * len(headings), 0.78 * n_images + 0.4
+    figure = Figure(figsize=(width, height), dpi=160)
+    margins = {"left": 0.05 / width, "right": 1 - 0.05 / width, "bottom": 0.05 / height, "top": 1 - 0.3 / height}
+    axes = figure.subplots(
+        n_images, len(headings), squeeze=False, gridspec_kw={"wspace": 0.06, "hspace": 0.06} | margins
+    )
+    sd_scale = max(float(sd.max()), 1e-6)
+    for i in range(n_images):
+        pictures = [] if originals is None else [rgb(array_of(originals[i]))]
+        pictures += [] if seen is None else [visible(seen[i], mask_of(mask, i, outputs.shape[3:]))]
+        pictures += [*(rgb(array_of(s[i])) for s in shown), rgb(array_of(mean[i]))]
+        for axis, picture in zip(axes[i], pictures, strict=False):
+            axis.imshow(picture, interpolation="nearest")
+        spread = array_of(sd[i])
+        axes[i, -1].imshow(
+            spread.mean(-1) if spread.ndim == 3 else spread,
+            cmap="magma",
+            vmin=0,
+            vmax=sd_scale,
+            interpolation="nearest",
+        )
+    for axis in axes.flat:
+        axis.set_xticks([])
+        axis.set_yticks([])
+        for spine in axis.spines.values():
+            spine.set_visible(False)
+    for axis, heading in zip(axes[0], headings, strict=True):
+        axis.set_title(heading, fontsize=8)
+    middle = axes[0, len(first) + len(shown) // 2]
+    middle.set_title(heading_of(len(shown), outputs.shape[0], noun_of(mask)), fontsize=8)
+    return figure
+
+
+def pixel_scale(problem: Any) -> PixelScale:
+    """What black and white are in the outputs of a problem's draws."""
+    model = getattr(problem, "model", problem)
+    return PixelScale.of(model.model.model if isinstance(model, NoisyMeasurement) else model)
+
+
+def noun_of(mask: Tensor | None) -> str:
+    """What outputs are called: completions where a mask hides a part, else restorations, as of a blur."""
+    return "restoration" if mask is None or bool(mask.all()) else "completion"
+
+
+def noun(problem: Any) -> str:
+    """The same of the outputs of a problem."""
+    operator = problem.observed.operator if isinstance(problem, Fibre) else None
+    return "completion" if operator is None or isinstance(operator, Selection) else "restoration"
+
+
+def heading_of(n_shown: int, n_chains: int, noun: str = "completion") -> str:
+    """The heading of the completions, which says how many chains they come from."""
+    if n_shown < 4:
+        # more does not fit above them
+        return noun if n_shown == 1 else f"{noun}s"
+    if n_shown <= n_chains:
+        return f"{noun}s, each from another chain"
+    return f"{noun}s from {n_chains} chains" if n_chains > 1 else f"{noun}s from one chain"
+
+
+def mask_of(mask: Tensor | None, i: int, shape: tuple[int, ...]) -> Tensor | None:
+    """The mask of image ``i``, ``[*shape]``, of one for all or one each; None for none."""
+    if mask is None:
+        return None
+    return (mask[i] if mask.ndim > len(shape) else mask).expand(shape)
+
+
+def visible(picture: Tensor, mask: Tensor | None) -> np.ndarray:
+    """Colours ``[H, W, 3]`` of a picture, those of the hidden pixels marked."""
+    colours = rgb(array_of(picture))
+    if mask is not None:
+        hidden = ~array_of(mask).astype(bool)
+        colours[hidden.any(-1) if hidden.ndim == 3 else hidden] = _HIDDEN
+    return colours
+
+
+def array_of(x: Tensor) -> np.ndarray:
+    """``(H, W)``, ``(1, H, W)`` or ``(C, H, W)`` as an array ``[H, W]`` or ``[H, W, C]``."""
+    x = x.detach().cpu()
+    if x.ndim == 3:
+        x = x[0] if x.shape[0] == 1 else x.permute(1, 2, 0)
+    return x.numpy()
+
+
+def rgb(picture: np.ndarray) -> np.ndarray:
+    """An array ``[H, W]`` or ``[H, W, 3]`` as colours ``[H, W, 3]`` in [0, 1]."""
+    picture = np.clip(np.nan_to_num(picture, nan=0.0), 0, 1)
+    return np.repeat(picture[..., None], 3, -1) if picture.ndim == 2 else picture.copy()

@@ -11,6 +11,7 @@ from ..conditioning.abc_kernels import InputPosterior
 from ..conditioning.fibre import Fibre
 from ..conditioning.posterior import Posterior
 from ..conditioning.projection import damped_gauss_newton, solver_tolerance
+from ..conditioning.start_points import search_once, towards
 from ..errors import ArgumentError, EvidenceError
 from ..kernels import Kernel
 from ..kernels.kernel import FibreKernel
@@ -18,7 +19,6 @@ from ..kernels.mode_jumps import Jumps, ModeJumps, innermost
 from ..references import Gaussian, modes
 from ..target import Target
 from .annealed_starts import Start, anneal_likelihood, anneal_noise
-from .low_points import low_points
 
 
 @dataclass(frozen=True)
@@ -124,3 +124,119 @@ def _on_fibre(problem: Fibre, initial: Tensor, tolerance: float) -> Tensor:
             "times the tolerance, and no point of the fibre is near: omit initial to have points found"
         )
     return point.reshape(initial.shape)
+
+
+@dataclass(frozen=True)
+class StraySettings:
+    """Settings of starts that end too high."""
+
+    astray: float = 30.0
+    """Nats above the lowest point of a problem from which a point has strayed: with normal inputs, pieces of a fibre
+    that is nearly flat have masses in proportion to exp(-energy) at their lowest points. On fibres of faces, those
+    up to 25 above were found to mix with the others."""
+    rounds: int = 1
+    """Rounds in which strays are searched for again, each from one prior draw: a search for a face takes seconds."""
+    enough: float = 0.75
+    """Share of long searches that have to end on the fibre: the last ones take as long as all others."""
+
+
+_STRAYS = StraySettings()
+
+
+def low_points(
+    problem: Fibre,
+    chains: int,
+    rng: torch.Generator,
+    *,
+    tolerance: float,
+    report: Callable[[str], None] = lambda text: None,
+) -> tuple[Tensor, Tensor]:
+    """Points near modes on the fibre, ``[chains, *batch, D]``, and the chain that found each, ``[chains, *batch]``.
+
+    Searches from prior draws end on the fibre tens of nats above typical points, some of them in pieces of negligible
+    mass, which a chain may not leave while the run lasts. From where a search ends the point moves along the fibre
+    towards the origin, the mode of the prior. Those that end more than 30 nats above the lowest of their problem, and
+    the last quarter of long searches, which are given up, are searched for once more; chains that then have no low
+    point begin where another one does. A transition or two lead from a mode to typical points; dozens do from too high
+    an energy, of which a momentum takes little at a time.
+
+    Args:
+        problem: a fibre with ``searches``, of a model with standard normal inputs.
+        chains: points per problem.
+        rng: generator of the prior draws.
+        tolerance: relative tolerance of the points.
+        report: called with lines of progress.
+
+    Raises:
+        StartError: no points on the fibre were found.
+    """
+    rows, size = problem.rows(chains), problem.batch_shape.numel()
+    own = torch.arange(size, device=problem.values.device).repeat(chains)
+
+    def every_problem(found: Tensor) -> bool:
+        return len(own[found].unique()) == size
+
+    u, energy = _searched(rows, rng, tolerance, report, lambda found: _most(found) and every_problem(found))
+    if not every_problem(energy.isfinite()):
+        # more attempts, and what to say if they fail
+        u = problem.start(chains, rng, tolerance=tolerance, report=report, typical=False).flatten(0, -2)
+        u, energy = _descended(rows, u, tolerance)
+    for _ in range(_STRAYS.rounds):
+        astray = _astray(energy, chains).nonzero().squeeze(-1)
+        if len(astray) == 0:
+            break
+        report(f"start-up, {len(astray)} of {len(u)} chains begin again")
+        again, lower = _searched(rows.take(astray), rng, tolerance, report, _most)
+        better = lower < energy[astray]
+        u[astray[better]], energy[astray[better]] = again[better], lower[better]
+    ancestors = _sources(_astray(energy, chains).reshape(chains, -1), rng)
+    position = u.reshape(chains, -1, problem.dim).take_along_dim(ancestors.unsqueeze(-1), 0)
+    return position.reshape(chains, *problem.batch_shape, problem.dim), ancestors.reshape(chains, *problem.batch_shape)
+
+
+def _searched(
+    rows: Fibre, rng: torch.Generator, tolerance: float, report: Callable[[str], None], enough: Callable[[Tensor], bool]
+) -> tuple[Tensor, Tensor]:
+    """A point ``[R, D]`` from a search for every row, and its energy ``[R]``: infinite if it found none."""
+    u, found = search_once(rows, rng, tolerance=tolerance * rows.scale, report=report, enough=enough)
+    energy = torch.full_like(rows.scale, torch.inf)
+    at = found.nonzero().squeeze(-1)
+    if len(at):
+        u[at], energy[at] = _descended(rows.take(at), u[at], tolerance)
+    return u, energy
+
+
+def _most(found: Tensor) -> bool:
+    """Whether few enough searches are left to be given up."""
+    return int(found.sum()) >= _STRAYS.enough * len(found)
+
+
+def _descended(rows: Fibre, u: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
+    """Points ``[R, D]`` moved towards the origin, and their energies ``[R]``."""
+    fibre = rows.for_searches
+    active = torch.ones(len(u), dtype=torch.bool, device=u.device)
+    u = towards(fibre, u, torch.zeros_like(u), tolerance=tolerance * rows.scale, active=active)
+    # without the gradient of the Gram term, which takes most of the time
+    cheap = fibre.computed(gram_force=False)
+    return u, cheap.evaluate(type(cheap).linearise, u).energy.nan_to_num(nan=torch.inf)
+
+
+def _astray(energy: Tensor, chains: int) -> Tensor:
+    """Which points ``[chains * problems]`` are too far above the lowest of their problem."""
+    own = energy.reshape(chains, -1)
+    return (own > own.amin(0) + _STRAYS.astray).flatten()
+
+
+def _sources(astray: Tensor, rng: torch.Generator) -> Tensor:
+    """The chain ``[chains, problems]`` that each begins with: itself, or for strays another one, each as often."""
+    chains = len(astray)
+    # of one type, whatever the default
+    order = (
+        torch.rand(astray.shape, generator=rng, dtype=torch.float32, device=astray.device)
+        .masked_fill(astray, 2)
+        .argsort(0)
+    )
+    there = (~astray).sum(0).clamp_min(1)
+    turn = (astray.cumsum(0) - 1).clamp_min(0) % there
+    own = torch.arange(chains, device=astray.device).unsqueeze(-1).expand_as(astray)
+    return torch.where(astray, order.gather(0, turn), own)

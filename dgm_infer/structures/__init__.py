@@ -4,11 +4,18 @@ To add a structure, add a file with its map and its :class:`Structure`, and a li
 """
 
 from ..autodiff.jacobian_products import push_forward
-from .blocks import Blocks, Diagonal, LowRankPlusBlocks, LowRankPlusDiagonal
-from .declared import STRUCTURES, declared_structure, of_units, validate_structure
+from .blocks import (
+    STRUCTURES,
+    Blocks,
+    Diagonal,
+    LowRankPlusBlocks,
+    LowRankPlusDiagonal,
+    declared_structure,
+    of_units,
+    validate_structure,
+)
 from .jacobian import Evaluation, JacobianMap
-from .structure import Dense, DenseJacobian, Structure, Units
-from .units import UnitStructure, View
+from .structure import Dense, DenseJacobian, Structure, Units, UnitStructure, View
 
 __all__ = [
     "STRUCTURES",

@@ -12,9 +12,9 @@ from dgm_infer.conditioning import Fibre, observed, projection, start_points
 from dgm_infer.evidence import checks, estimate, plan, smc
 from dgm_infer.evidence.tempering import legs
 from dgm_infer.kernels import LiftedHMC, hmc
-from dgm_infer.sampling import allocation, annealed_starts, low_points, run, starts, warmup
-from dgm_infer.sampling.adaptation import Settling
+from dgm_infer.sampling import allocation, annealed_starts, run, starts, warmup
 from dgm_infer.sampling.annealed_starts import Start
+from dgm_infer.sampling.warmup import Settling
 
 __all__ = ["SWITCHES", "Switch", "replaced", "switch"]
 
@@ -138,7 +138,7 @@ def _low_points():
 
 @switch("strays", "starting points that end far above the lowest of their problem begin again, or elsewhere")
 def _strays():
-    with replaced(low_points, _STRAYS=low_points.StraySettings(astray=float("inf"))):
+    with replaced(starts, _STRAYS=starts.StraySettings(astray=float("inf"))):
         yield
 
 

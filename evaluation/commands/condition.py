@@ -18,7 +18,7 @@ from dgm_infer.conditioning.pictures import PixelScale, image_shape
 from dgm_infer.errors import ConfigError
 from dgm_infer.files import write_file
 from dgm_infer.models import as_generative_model, is_discrete
-from dgm_infer.sampling.sheet import noun
+from dgm_infer.sampling.show import noun
 from evaluation.reports.folders import complete_run
 
 from ..figures.completions import completions, single_pictures

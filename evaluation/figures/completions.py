@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from dgm_infer.files import writable_folder, write_file
-from dgm_infer.sampling.sheet import array_of, mask_of, rgb, sheet, visible
+from dgm_infer.sampling.show import array_of, mask_of, rgb, sheet, visible
 
 from .saving import save_picture
 

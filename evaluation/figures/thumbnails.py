@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from dgm_infer import downsample
-from dgm_infer.sampling.sheet import array_of, heading_of, rgb
+from dgm_infer.sampling.show import array_of, heading_of, rgb
 
 from .saving import save_picture
 

@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 
 from ...errors import ArgumentError
-from ...linear_maps import DiagonalMap, LowRankMap, Scale, TriangularMap
+from ...linear_maps import DiagonalMap, LowRankMap, Scale, TriangularMap, factorised
 from ...references import Gaussian
 from ...references.density import GaussianDensity, Whitened
 from ...references.modes import Modes, cover
-from ...references.scales import factorised
 from ..path import AnnealedPath, PathPoint
 
 # Standard deviations of the broad reference in those of the base, where there is no mode to cover.

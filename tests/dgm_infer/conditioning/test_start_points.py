@@ -47,6 +47,8 @@ def problem():
 class Counted:
     """A fibre that counts the rows of Jacobians that are evaluated."""
 
+    constraint, jacobian = dgm.Fibre.constraint, dgm.Fibre.jacobian
+
     def __init__(self, fibre, counts):
         self._fibre, self.counts = fibre, counts
 
@@ -54,7 +56,7 @@ class Counted:
         return Counted(self._fibre.take(rows), self.counts)
 
     def evaluate(self, function, *arguments, often=False):
-        self.counts["jacobians" if function.__name__ != "evaluate_constraint" else "values"] += len(arguments[0])
+        self.counts["jacobians" if function.__name__ != "constraint" else "values"] += len(arguments[0])
         return self._fibre.evaluate(function, *arguments)
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.kernels.integrators import PhasePoint, energy_of
+from dgm_infer.kernels.integrators import PhasePoint
+from dgm_infer.kernels.nuts import energy_of
 from tests.oracles import FLOAT
 
 CHAINS = 30

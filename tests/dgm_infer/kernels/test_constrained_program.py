@@ -13,7 +13,7 @@ from dgm_infer.autodiff.pytrees import flatten
 from dgm_infer.autodiff.randomness import Replayed
 from dgm_infer.conditioning import projection
 from dgm_infer.errors import Status
-from dgm_infer.kernels import captured_geodesics, constrained
+from dgm_infer.kernels import constrained
 from dgm_infer.sampling import execution as executions
 from dgm_infer.sampling.execution import CompilationSettings, Execution
 from tests.models import Bent, BentPairs, Network, Stretched, Walk
@@ -164,13 +164,13 @@ def test_a_drift_that_does_not_return_is_seen_in_a_program(monkeypatch):
     rng = torch.Generator().manual_seed(0)
     assert (program(problem, kernel, state)((kernel, state), rng)[1].status == Status.OK).all()
     # the control: the way back is measured from somewhere else
-    near = captured_geodesics.captured_geodesic
+    near = constrained.geodesic
 
     def strict(*args, **options):
         fibre, position, momentum, here, step_size, n_steps, n_geodesic, solver, _ = args
         return near(fibre, position, momentum, here, step_size, n_steps, n_geodesic, solver, 0.0, **options)
 
-    monkeypatch.setattr(constrained, "captured_geodesic", strict)
+    monkeypatch.setattr(constrained, "geodesic", strict)
     found = program(problem, kernel, state)((kernel, state), rng)[1]
     assert (found.status == Status.REVERSAL_FAILED).all()
     assert torch.equal(found.stats["reversal_failed"], torch.ones_like(found.status, dtype=torch.bool))

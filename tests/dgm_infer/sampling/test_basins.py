@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.sampling import low_points as module
-from dgm_infer.sampling.low_points import basins
+from dgm_infer.sampling import chain_groups as module
+from dgm_infer.sampling.chain_groups import basins
 from tests.dgm_infer.sampling.two_sides import CHAINS, TwoSides, fibre
 from tests.oracles import FLOAT
 

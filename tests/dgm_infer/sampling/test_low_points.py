@@ -6,8 +6,8 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.conditioning import start_points
 from dgm_infer.conditioning.start_points import search_once
-from dgm_infer.sampling import low_points as module
-from dgm_infer.sampling.low_points import low_points
+from dgm_infer.sampling import starts as module
+from dgm_infer.sampling.starts import low_points
 from tests.dgm_infer.sampling.two_sides import CHAINS, TwoSides, fibre
 from tests.oracles import FLOAT
 

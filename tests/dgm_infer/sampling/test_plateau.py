@@ -120,7 +120,7 @@ def test_every_problem_is_judged_by_its_own_chains():
 
 
 def test_control_without_the_response_steps_shrink_for_ever(monkeypatch):
-    from dgm_infer.sampling.plateau import AcceptancePlateau
+    from dgm_infer.sampling.adaptation import AcceptancePlateau
 
     monkeypatch.setattr(AcceptancePlateau, "rise", -1.0)
     step_size, said = warmed(flat)

@@ -9,9 +9,9 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.errors import Status
-from dgm_infer.sampling.adaptation import Settling, SubSteps, is_level
+from dgm_infer.sampling.adaptation import SubSteps
 from dgm_infer.sampling.plan import LONGEST_WARMUP
-from dgm_infer.sampling.warmup import WarmUp
+from dgm_infer.sampling.warmup import Settling, WarmUp, is_level
 from tests.oracles import FLOAT, correlated_gaussian, linear_gaussian
 
 CHAINS = 4

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.kernels.stored import UnknownKernel, from_json, to_json
 from dgm_infer.linear_maps import DiagonalMap, LowRankMap
+from dgm_infer.sampling.stored import UnknownKernel, from_json, to_json
 from dgm_infer.settings import Settings
 
 DATA = Path(__file__).parents[2] / "data"
