@@ -1,7 +1,7 @@
 """Unconstrained targets: anything with an energy on R^D."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -191,6 +191,43 @@ class Target:
                 break
             x = torch.where(finite.unsqueeze(-1), x, self.initial_draws(chains, rng))
         return x
+
+
+class Posterior(Target):
+    """``p(u | y)``: a prior of inputs u times a likelihood whose power can rise from 0 to 1; chains start from that."""
+
+    standardised = True
+
+    @property
+    def values(self) -> Tensor:
+        """The observed values, whose type and device are those of the computation."""
+        raise NotImplementedError
+
+    @property
+    def n_outputs(self) -> int:
+        """Numbers that the model computes for every problem: those of a Jacobian are so many times D."""
+        raise NotImplementedError
+
+    @property
+    def convolves(self) -> bool:
+        """Whether the model has layers that are convolutions, whose gradients take long."""
+        raise NotImplementedError
+
+    def tempered_energy(self, u: Tensor, beta: Tensor, /) -> Tensor:
+        """``-beta log p(y | u) - log p(u)`` up to a constant, differentiable in both: ``[..., D], [...] -> [...]``."""
+        raise NotImplementedError
+
+    def precision(self, u: Tensor, /) -> Tensor | None:
+        """``I + K^T K``, that of the posterior about u if the outputs were linear, ``[..., D, D]`` in float64; None if
+        the likelihood's information is not known.
+
+        It takes as many forward derivatives of the model as there are inputs.
+        """
+        raise NotImplementedError
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """The same in another type."""
+        raise NotImplementedError
 
 
 def as_target(target) -> Target:

@@ -65,7 +65,6 @@ ORDER = {
         "derivatives",
         "subject",
         "checks",
-        "posterior",
         "marginal",
         "projection",
         "start_points",

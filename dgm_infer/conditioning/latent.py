@@ -22,12 +22,13 @@ from ..models import (
     reference_tensor,
     unvalidated,
 )
+from ..target import Posterior
 from .agreement import check_agreement
 from .faults import check_agreeing, check_once, check_rows, far_values
+from .marginal import gauss_newton
 from .observations import pixels
 from .observed import has_convolutions
 from .operators import ObservedPixels
-from .posterior import Posterior, gauss_newton
 
 
 class LatentPosterior(Posterior):

@@ -1,6 +1,7 @@
 """The posterior of the global inputs where local ones are additive normal noise, which then integrates out."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -12,8 +13,8 @@ from ..autodiff.pytrees import take
 from ..autodiff.randomness import normal
 from ..settings import Settings
 from ..structures import Dense, Units, push_forward
+from ..target import Posterior
 from .observed import ObservedModel
-from .posterior import Posterior, gauss_newton
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class MarginalSettings(Settings):
     """Prior draws at which it must be."""
     rounding: float = 1e4
     """Rounding errors, in units of the dtype's spacing, that it may show."""
+    columns: int = 20
+    """Forward derivatives taken at once: memory for so many copies of the network."""
 
 
 SETTINGS = MarginalSettings()
@@ -353,3 +356,17 @@ def _has_full_rank(blocks: Tensor) -> Tensor:
     values = torch.linalg.svdvals(blocks.nan_to_num(0, 0, 0))
     least = math.sqrt(torch.finfo(blocks.dtype).eps) * values.amax(-1)
     return finite & (values.amin(-1) > least).all(-1)
+
+
+def gauss_newton(function: Callable[[Tensor], Tensor], u: Tensor, whiten: Callable[[Tensor], Tensor]) -> Tensor:
+    """``I + K^T K``, in float64, without which rounding may leave it indefinite: ``[..., D] -> [..., D, D]``.
+
+    Args:
+        function: ``[..., D] -> [..., N]``, row by row.
+        whiten: K t of derivatives ``J t`` of the function, ``[n, ..., N]``.
+    """
+    with torch.no_grad():
+        unit = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
+        columns = [whiten(push_forward(function, u, part)[1]) for part in unit.split(SETTINGS.columns)]
+        k = torch.cat(columns).movedim(0, -1).double()
+        return unit.double() + k.mT @ k

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from ..arguments import choice
-from ..conditioning.posterior import Posterior
 from ..errors import ArgumentError
 from ..linear_maps import IDENTITY, DiagonalMap, LinearMap, LowRankMap, TriangularMap
-from ..target import Target
+from ..target import Posterior, Target
 
 METRICS = ("identity", "diagonal", "dense", "low_rank")
 """The metrics that warm-up can adapt, by the names that kernels take."""

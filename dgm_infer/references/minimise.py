@@ -53,26 +53,21 @@ def minimise(
     start: Tensor,
     *,
     iterations: int = 100,
-    memory: int = 8,
-    tolerance: float | None = None,
 ) -> Minima:
     """Minimise an energy from every row of ``start [..., D]`` by L-BFGS (Nocedal 1980).
 
     All rows take one gradient per iteration: those whose energy does not fall enough halve their step, the others go
-    on from where they are.
+    on from where they are. A row has converged when the predicted decrease, relative to ``max(1, |energy|)``, is below
+    1e-9 in float64 and 1e-6 in float32. Curvature is learned from the last eight pairs of steps and gradients.
 
     Args:
         evaluate: energy ``[...]`` and gradient ``[..., D]`` at ``[..., D]``.
         start: first positions, in coordinates of about unit scale.
         iterations: gradients per row, at most.
-        memory: pairs of steps and gradients that curvature is learned from.
-        tolerance: predicted decrease, relative to ``max(1, |energy|)``, at which a row has converged; None for 1e-9 in
-            float64 and 1e-6 in float32.
     """
-    if tolerance is None:
-        tolerance = 1e-9 if start.dtype == torch.float64 else 1e-6
+    tolerance = 1e-9 if start.dtype == torch.float64 else 1e-6
     x, (energy, gradient) = start, _finite(*evaluate(start))
-    pairs: deque[_Pair] = deque(maxlen=memory)
+    pairs: deque[_Pair] = deque(maxlen=8)
     # before curvature is known a step has at most the unit length of the coordinates
     scale = 1 / gradient.norm(dim=-1).clamp_min(1)
     direction, step = -scale.unsqueeze(-1) * gradient, torch.ones_like(energy)
@@ -139,17 +134,16 @@ class Mode(NamedTuple):
     """Lower triangular factor of the Hessian."""
 
 
-def find_mode(target, start: Tensor, *, max_iterations: int = 200, tolerance: float | None = None) -> Mode:
+def find_mode(target, start: Tensor, *, max_iterations: int) -> Mode:
     """Minimum of the energy by damped Newton steps (Levenberg 1944), with one damping per problem.
 
-    A problem has converged when the Newton decrement ``g^T H^-1 g / 2``, the remaining decrease in energy, is below the
-    tolerance (None: 1e-10 in float64, 1e-5 in float32, times ``max(1, |energy|)``).
+    A problem has converged when the Newton decrement ``g^T H^-1 g / 2``, the remaining decrease in energy, is below
+    1e-10 in float64 and 1e-5 in float32, times ``max(1, |energy|)``.
 
     Raises:
         EvidenceError: a problem did not converge, or its Hessian is not positive definite.
     """
-    if tolerance is None:
-        tolerance = 1e-10 if start.dtype == torch.float64 else 1e-5
+    tolerance = 1e-10 if start.dtype == torch.float64 else 1e-5
     x, energy, gradient, hessian, converged = descended(target, start, max_iterations, 0.0, tolerance)
     # near a mode a Newton step squares the remaining distance
     definite, step = _newton_step(hessian, gradient, torch.eye(x.shape[-1], dtype=x.dtype, device=x.device))

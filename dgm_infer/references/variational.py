@@ -173,12 +173,13 @@ def check_divergence(diverged: Tensor, rate: float) -> None:
         )
 
 
-def lower_bound(target, base, rng: torch.Generator, samples: int = 1000, at_once: int = 50) -> Tensor:
-    """``E_q[-energy(x) - log q(x)]`` of a base q, ``[*batch]``, from fresh draws.
+def lower_bound(target, base, rng: torch.Generator) -> Tensor:
+    """``E_q[-energy(x) - log q(x)]`` of a base q, ``[*batch]``, from 1000 fresh draws, fifty at once.
 
     Raises:
         EvidenceError: the energy is NaN at more than a tenth of a problem's draws.
     """
+    samples, at_once = 1000, 50
     total = torch.zeros(base.batch_shape, dtype=torch.float64, device=base.mean.device)
     undefined = torch.zeros_like(total)
     with torch.no_grad():

@@ -16,15 +16,17 @@ from ..kernels.metrics import Metric, refitted
 class DualAveraging:
     """Stochastic approximation of the step size that gives a target acceptance probability.
 
-    Hoffman and Gelman 2014, section 3.2 (``gamma`` 0.05, ``t0`` 10, ``kappa`` 0.75), for a batch of problems.
+    Hoffman and Gelman 2014, section 3.2, with their constants, for a batch of problems.
 
     Args:
         step_size: ``[*batch]`` initial values, positive.
         target: target acceptance probability.
     """
 
-    def __init__(self, step_size: Tensor, target: float, *, gamma: float = 0.05, t0: float = 10, kappa: float = 0.75):
-        self.target, self.gamma, self.t0, self.kappa = target, gamma, t0, kappa
+    gamma, t0, kappa = 0.05, 10, 0.75
+
+    def __init__(self, step_size: Tensor, target: float):
+        self.target = target
         # shrink towards a larger step than the initial one: large steps are cheap to test
         self.mu = (2 * step_size).log()
         self.current = step_size
@@ -59,18 +61,16 @@ def reasonable_step_size(
     problem: Any,
     state: Any,
     rng: torch.Generator,
-    *,
-    initial: float = 0.1,
-    doublings: int = 20,
 ) -> Tensor:
     """A step size per chain whose single step is accepted with probability near 1/2, ``[chains, *batch]``.
 
-    Doubles or halves until the probability crosses 1/2 (Hoffman and Gelman 2014, algorithm 4). No chain moves.
+    Doubles or halves 0.1, at most 20 times, until the probability crosses 1/2 (Hoffman and Gelman 2014, algorithm 4).
+    No chain moves.
     """
     position = state.position
-    step_size = torch.full(position.shape[:-1], initial, dtype=position.dtype, device=position.device)
+    step_size = torch.full(position.shape[:-1], 0.1, dtype=position.dtype, device=position.device)
     direction = None
-    for _ in range(doublings):
+    for _ in range(20):
         _, info = kernel.probe(step_size, 1).step(problem, state, rng)
         wanted = torch.where(info.tuned_acceptance > 0.5, 1.0, -1.0)
         if direction is None:
@@ -106,11 +106,13 @@ class ChEES:
     # bound on the ratio of the length to its initial value, and on the inverse
     most = 100.0
 
-    def __init__(self, length: Tensor, *, rate: float = 0.05):
+    # learning rate of Adam
+    rate = 0.05
+
+    def __init__(self, length: Tensor):
         self.log_length = length.log()
         self.low, self.high = self.log_length - math.log(self.most), self.log_length + math.log(self.most)
         self.mean: Tensor | float = 0.0
-        self.rate = rate
         self.first = torch.zeros_like(length)
         self.second = torch.zeros_like(length)
         self.log_average = torch.zeros_like(length)

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..conditioning.posterior import Posterior
 from ..kernels.metrics import curvature_metric
 from ..kernels.mode_jumps import Jumps
 from ..linear_maps import IDENTITY
 from ..references.minimise import minimise, places, same_minimum, same_mode
 from ..references.modes import laplace_masses
+from ..target import Posterior
 from .execution import evaluation
 
 Evaluated = Callable[[Tensor], tuple[Tensor, Tensor]]

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from ..conditioning.fibre import Fibre
-from ..conditioning.posterior import AnnealedPosterior, Posterior
 from ..kernels import HMC, LiftedHMC
 from ..kernels.kernel import Tunable, Tuning
 from ..kernels.mode_jumps import Jumps
 from ..models import DirectedModel
-from ..target import Target
+from ..target import Posterior, Target
 from .adaptation import reasonable_step_size
 from .allocation import affordable, allocate_chains
 from .execution import evaluation
@@ -279,6 +278,42 @@ class _Tempered:
 
     def narrowed(self, position: Tensor, beta: Tensor) -> Tensor:
         return position
+
+
+class AnnealedPosterior(Target):
+    """A posterior at a power ``beta`` of its likelihood: of additive normal noise, its inverse variance in units of the
+    noise's own.
+
+    With beta the last coordinate, ``energy(u, beta) = -beta log p(y | u) - log p(u)``, up to a constant of u. Its
+    derivative in beta is the misfit ``-log p(y | u)``, up to a constant.
+    """
+
+    def __init__(self, posterior: Posterior):
+        self._posterior = posterior
+        self.values = posterior.values
+        coarse: Any = posterior.coarse
+        self.coarse: Any = None if coarse is None else type(self)(coarse)
+        super().__init__(None, posterior.dim + 1, tuple(posterior.batch_shape))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether gradients are computed in float64."""
+        return self.coarse is None and self.values.dtype == torch.float64
+
+    def energy(self, x):
+        return self._posterior.tempered_energy(x[..., :-1], x[..., -1])
+
+    def energy_and_gradient(self, x):
+        # distributions that check their parameters would raise for the whole batch where one trajectory has diverged
+        finite = x.isfinite().all(-1)
+        x = torch.where(finite.unsqueeze(-1), x, 0.0)
+        if self.coarse is None:
+            energy, gradient = super().energy_and_gradient(x)
+        else:
+            with torch.no_grad():
+                energy = self.energy(x)
+            gradient = self.coarse.gradient(x.float()).to(x)
+        return torch.where(finite, energy, torch.nan), gradient
 
 
 class _AtBeta(Target):

@@ -13,11 +13,10 @@ from ..arguments.values import shown
 from ..conditioning.abc_kernels import InputPosterior
 from ..conditioning.fibre import Fibre
 from ..conditioning.marginal import NoiseMarginal
-from ..conditioning.posterior import Posterior
 from ..errors import ArgumentError
 from ..kernels import HMC, ConstrainedHMC, EllipticalSlice, Kernel, LiftedHMC, RiemannianHMC
 from ..kernels.metrics import CURVATURE
-from ..target import Target
+from ..target import Posterior, Target
 from .chain_groups import side_by_side
 from .draws import Draws
 from .inference_data import effective_draws, r_hat

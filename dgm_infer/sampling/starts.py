@@ -9,7 +9,6 @@ from torch import Tensor
 from ..arguments import default_type
 from ..conditioning.abc_kernels import InputPosterior
 from ..conditioning.fibre import Fibre
-from ..conditioning.posterior import Posterior
 from ..conditioning.projection import damped_gauss_newton, solver_tolerance
 from ..conditioning.start_points import search_once, towards
 from ..errors import ArgumentError, EvidenceError
@@ -17,7 +16,7 @@ from ..kernels import Kernel
 from ..kernels.kernel import FibreKernel
 from ..kernels.mode_jumps import Jumps, ModeJumps, innermost
 from ..references import Gaussian, modes
-from ..target import Target
+from ..target import Posterior, Target
 from .annealed_starts import Start, anneal_likelihood, anneal_noise
 
 

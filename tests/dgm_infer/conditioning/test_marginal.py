@@ -7,7 +7,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.conditioning.marginal import NoiseMarginal
-from dgm_infer.conditioning.posterior import AnnealedPosterior
+from dgm_infer.sampling.annealed_starts import AnnealedPosterior
 from tests.models import Bent, BentPairs, FreeWalk, Stretched, Walk
 from tests.oracles import FLOAT, Ellipse, LinearPairs, LinearWalk, linear_gaussian_model, linear_posterior
 

@@ -8,9 +8,9 @@ from torch import nn
 from torch.distributions import Bernoulli, Independent, Normal
 
 import dgm_infer as dgm
-from dgm_infer.conditioning.posterior import AnnealedPosterior
 from dgm_infer.kernels.metrics import first_metric
 from dgm_infer.models import CensoredNormal
+from dgm_infer.sampling.annealed_starts import AnnealedPosterior
 from generators import LatentPosterior
 
 FAMILIES = ("bernoulli", "normal", "spread", "censored")
