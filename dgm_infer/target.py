@@ -243,6 +243,13 @@ def as_target(target) -> Target:
     return target if isinstance(target, Target) else _Adapted(target)
 
 
+def first_points(target: Target, n: int, rng: torch.Generator) -> Tensor:
+    """Points ``[n, *batch, D]`` near the density: of the target's own ``start``, if nothing else says where that is."""
+    kind = type(target)
+    own = kind.start is not Target.start and kind.initial_draws is Target.initial_draws
+    return (target.start if own else target.initial_draws)(n, rng)
+
+
 def reference(target) -> Tensor | None:
     """A tensor of the type and on the device that a target computes with, as its ``values`` are; None if unknown."""
     own = getattr(target, "_target", target)

@@ -18,7 +18,7 @@ from ..errors import ArgumentError, ModelError, warn
 from ..kernels.mode_jumps import innermost
 from ..models import GenerativeModel
 from ..probe import energy_doubt, energy_fault, probe_points
-from ..target import Target
+from ..target import Target, first_points
 from .inference_data import names_dimension
 
 
@@ -82,11 +82,9 @@ def check_energy(problem: Target, kernel: Any, device: torch.device, given: Tens
         kernel: what samples it; only those with trajectories use a gradient.
         given: where they start, if the user said so, ``[chains, *batch, D]``.
     """
-    rng, kind, n = torch.Generator(device).manual_seed(0), type(problem), probe_points(problem)
+    rng, n = torch.Generator(device).manual_seed(0), probe_points(problem)
     if given is None:
-        # the target's own starting points: nothing else says where the density is
-        own = kind.start is not Target.start and kind.initial_draws is Target.initial_draws
-        points = around = (problem.start if own else problem.initial_draws)(n, rng)
+        points = around = first_points(problem, n, rng)
     else:
         # all chains may start at one point, whose spread would be no distance
         noise = torch.randn(n, *given.shape[1:], generator=rng, dtype=given.dtype, device=given.device)

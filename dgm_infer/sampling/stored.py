@@ -13,7 +13,7 @@ from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError, cause
 from ..kernels.mode_jumps import Jumps
 from ..linear_maps import LinearMap
-from ..target import Target, reference
+from ..target import Target, first_points, reference
 
 # Points of a fingerprint.
 _N = 2
@@ -32,10 +32,7 @@ def fingerprint(problem: Fibre | Target) -> dict[str, Tensor]:
             if isinstance(problem, Fibre):
                 points = problem.observed.sample_inputs((_N, *problem.batch_shape), rng, problem.values)
             else:
-                # the target's own starting points: nothing else says where the density is
-                kind = type(problem)
-                own = kind.start is not Target.start and kind.initial_draws is Target.initial_draws
-                points = (problem.start if own else problem.initial_draws)(_N, rng)
+                points = first_points(problem, _N, rng)
             return {"points": points, **_values(problem, points)}
     except Exception as error:
         raise ArgumentError(f"a {type(problem).__name__} fails at points of its own: {cause(error)}") from error

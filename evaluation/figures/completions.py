@@ -24,7 +24,7 @@ def completions(
     observed: Tensor | None = None,
     n_shown: int = 12,
 ) -> None:
-    """Write the :func:`~dgm_infer.sampling.sheet.sheet` of these images as a PNG."""
+    """Write the :func:`~dgm_infer.sampling.show.sheet` of these images as a PNG."""
     save_picture(path, sheet(originals, mask, outputs, observed=observed, n_shown=n_shown), 160, tight=True)
 
 
