@@ -49,12 +49,16 @@ def foretold(steps: int, what: str) -> Iterator[int]:
             foretell(what, (steps - 2) * (time.monotonic() - start))
 
 
-def counted(more: int | Callable[[], bool], first: int = 0) -> Iterator[int]:
-    """The numbers from the first one on, below ``more`` or as long as there are more."""
+def counted(more: int | Callable[[], bool], first: int = 0, made: Callable[[], int] | None = None) -> Iterator[int]:
+    """The numbers from the first one on, below ``more`` or as long as there are more.
+
+    Args:
+        made: how many there were, for a loop that does several at once.
+    """
     i = first
     while more() if callable(more) else i < more:
         yield i
-        i += 1
+        i = i + 1 if made is None else made()
 
 
 class Progress:
@@ -155,7 +159,12 @@ class Progress:
             self._news.clear()
 
     def steps(
-        self, phase: str, more: int | Callable[[], bool], live: Sequence[Any], news: Callable[[], Any] | None = None
+        self,
+        phase: str,
+        more: int | Callable[[], bool],
+        live: Sequence[Any],
+        news: Callable[[], Any] | None = None,
+        made: Callable[[], int] | None = None,
     ) -> Iterator[int]:
         """The numbers of the steps of a loop, each counted when it is done.
 
@@ -166,11 +175,12 @@ class Progress:
             live: the objects that steps change, generators of random numbers included; they refer to each other and to
                 what does not change.
             news: as of :meth:`update`, after any step.
+            made: how many steps were made, where several are made at once; the numbers are those of the first ones.
         """
-        numbers = counted(more) if self.loops is None else self.loops(self, phase, more, live, news)
+        numbers = counted(more, made=made) if self.loops is None else self.loops(self, phase, more, live, news, made)
         for i in numbers:
             yield i
-            self.update(phase, news)
+            self.update(phase, news, 1 if made is None else made() - i)
 
     def finish(self) -> None:
         """Show the last news of a part of the run."""

@@ -37,11 +37,13 @@ def systematic_without_chance(log_weights, count, rng):
     return chosen.clamp_max(log_weights.shape[1] - 1).movedim(-1, 1)
 
 
-def anneal_with_weights_after_the_move(path, plan, v, moves, progress):
+def anneal_with_weights_after_the_move(path, plan, v, moves, rng, progress):
     """``anneal`` as some textbooks print it: every weight at the state after the move."""
     point, log_weights, acceptance = path.at(v), 0.0, 0.0
+    momentum = moves.first_momentum(path, len(v), rng)
     for k in range(len(plan.betas) - 1):
-        point, accepted = moves.forward(point, plan.betas[k + 1], plan.step_sizes[k + 1])
+        given = plan.betas[k + 1], plan.step_sizes[k + 1]
+        (point, accepted), momentum = moves.forward(path, point, momentum, *given, rng)
         log_weights = log_weights - (plan.betas[k + 1] - plan.betas[k]) * path.difference(point)
         acceptance = acceptance + accepted
     return Annealed(log_weights, point, acceptance)

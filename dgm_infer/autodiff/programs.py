@@ -91,14 +91,31 @@ class Program:
                 last = values[: self._carried]
             return unflatten([torch.stack(each) for each in zip(*results, strict=True)], self._result)
 
+    def last(self, leaves: list[Tensor], rng: torch.Generator, n: int) -> Any:
+        """The results of the last of n calls, whose results are all carried."""
+        leaves = _plain(leaves)
+        if self._machine is not None:
+            return unflatten([t[0] for t in self._machine(leaves, self._drawing(rng), n)], self._result)
+        first = len(leaves) - self._carried
+        for _ in range(n):
+            with torch.no_grad():
+                leaves[first:] = self._run(*self._constants, *leaves, *self._numbers.draw(rng))
+        return unflatten(leaves[first:], self._result)
+
     def _drawing(self, rng: torch.Generator) -> Callable[[], list[Tensor]]:
         return lambda: self._numbers.draw(rng)
 
-    def compile(self, most: int = 1) -> None:
+    @property
+    def most(self) -> int:
+        """Calls that are made at once."""
+        return 1 if self._machine is None else self._machine.most
+
+    def compile(self, most: int = 1, *, last: bool = False) -> None:
         """Generate machine code; on a GPU record the operations.
 
         Args:
-            most: calls that :meth:`iterate` makes at once.
+            most: calls that :meth:`iterate` or :meth:`last` makes at once.
+            last: whether it is :meth:`last` that is called.
 
         Raises:
             ModelError: the compiler fails, or an operation cannot be recorded.
@@ -111,7 +128,7 @@ class Program:
                 if example[0].is_cuda:
                     run: Callable[..., list[Tensor]] = replayed(self._module, example, constants)
                 else:
-                    machine = Machine(self._module, example, constants, numbers, self._carried, most)
+                    machine = Machine(self._module, example, constants, numbers, self._carried, most, last=last)
                     run = partial(_once, machine, constants, numbers)
                 same = self._same_as_graph(run)
         except Exception as error:

@@ -16,7 +16,7 @@ from .xla_lowering import lowered
 from .xla_operations import array_type
 from .xla_packing import Packing, Results, as_numpy
 
-# Bytes of the results of calls within one: what is not called is made nevertheless, as zeros.
+# Bytes of the results of calls within one, and of their random numbers: what is not called is made nevertheless.
 _LARGEST = 2**22
 
 
@@ -29,24 +29,36 @@ class Machine:
         example: its inputs.
         constants, numbers: how many first inputs are constants, and how many last ones random numbers, all vectors.
         carried: how many of the last arguments are the first results of the call before.
-        most: calls at most within one; fewer where their results are large.
+        most: calls at most within one; fewer where their results or random numbers are large.
+        last: whether the results of the last call do, of all of which are carried.
 
     Raises:
         ModelError: an operation is not known, or JAX is not installed.
     """
 
     def __init__(
-        self, module: fx.GraphModule, example: Sequence[Tensor], constants: int, numbers: int, carried: int, most: int
+        self,
+        module: fx.GraphModule,
+        example: Sequence[Tensor],
+        constants: int,
+        numbers: int,
+        carried: int,
+        most: int,
+        *,
+        last: bool = False,
     ):
         jax = _jax()
         results = _results(module)
         self._results = Results(results)
-        self.most = most = max(1, min(most, _LARGEST // max(1, self._results.size)))
-        last = len(example) - numbers
-        self._given = Packing(example[constants:last])
-        fixed, self._drawn = Packing(example[:constants]), Packing([t.unsqueeze(0) for t in example[last:]], whole=True)
+        first = len(example) - numbers
+        drawn = example[first:]
+        size = max(0 if last else self._results.size, sum(t.numel() * t.element_size() for t in drawn), 1)
+        self.most = most = max(1, min(most, _LARGEST // size))
+        self._last = last
+        self._given = Packing(example[constants:first])
+        fixed, self._drawn = Packing(example[:constants]), Packing([t.unsqueeze(0) for t in drawn], whole=True)
         graph = lowered(module)
-        packed = [fixed.joined(example[:constants]), self._given.joined(example[constants:last])]
+        packed = [fixed.joined(example[:constants]), self._given.joined(example[constants:first])]
         counts = [len(each) for each in packed]
 
         def block(n: Any, *inputs: Any) -> Any:
@@ -59,16 +71,19 @@ class Machine:
                 k, carry, kept = state
                 drawn = [jax.lax.dynamic_slice_in_dim(each, k, 1) for each in rows]
                 found = graph(*own, *plain, *carry, *(each[0] for each in self._drawn.apart(drawn)))
-                kept = [
-                    jax.lax.dynamic_update_slice_in_dim(all_, row[None], k, 0)
-                    for all_, row in zip(kept, self._results.joined(found), strict=True)
-                ]
+                if not last:
+                    kept = [
+                        jax.lax.dynamic_update_slice_in_dim(all_, row[None], k, 0)
+                        for all_, row in zip(kept, self._results.joined(found), strict=True)
+                    ]
                 return k + 1, list(found[:carried]), kept
 
-            return jax.lax.while_loop(lambda state: state[0] < n, turn, (0, carry, self._results.empty(most)))[2]
+            kept = [] if last else self._results.empty(most)
+            _, carry, kept = jax.lax.while_loop(lambda state: state[0] < n, turn, (0, carry, kept))
+            return [each[None] for each in self._results.joined(carry)] if last else kept
 
         with _alone(jax):
-            rows = [(most, *t.shape[1:]) for t in self._drawn.joined([t.unsqueeze(0) for t in example[last:]])]
+            rows = [(most, *t.shape[1:]) for t in self._drawn.joined([t.unsqueeze(0) for t in drawn])]
             types = [kind for kind, _ in self._drawn.groups]
             inputs = [
                 jax.ShapeDtypeStruct((), "int64"),
@@ -83,7 +98,7 @@ class Machine:
         self._rows = list(zip(rows, self._drawn.groups, strict=True))
 
     def __call__(self, arguments: Sequence[Tensor], draw: Callable[[], list[Tensor]], n: int) -> list[Tensor]:
-        """The results of n calls, each ``[n, ...]``: numbers of their own, of which nothing else knows."""
+        """The results of n calls, each ``[n, ...]``, or of the last, ``[1, ...]``: numbers of their own."""
         jax = _jax()
         drawn = [draw() for _ in range(n)]
         numbers = []
@@ -94,7 +109,7 @@ class Machine:
         given = [as_numpy(t) for t in self._given.joined(arguments)]
         with _undisturbed(jax):
             found = self._program(np.int64(n), *self._constants, *given, *numbers)
-            return self._results.apart([np.asarray(each)[:n].copy() for each in found])
+            return self._results.apart([np.asarray(each)[: 1 if self._last else n].copy() for each in found])
 
 
 def _results(module: fx.GraphModule) -> list[Tensor]:

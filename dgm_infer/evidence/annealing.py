@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ..arguments import finite, flag, positive
 from ..arguments.values import shown
+from ..autodiff.randomness import normal
 from ..errors import ArgumentError, EvidenceError
 from ..progress import Progress
 from ..references.density import Whitened
@@ -47,17 +49,41 @@ class Annealed(NamedTuple):
 
 
 class Moves(Protocol):
-    """Transitions of annealed chains."""
+    """Transitions of annealed chains, which may keep a momentum from one to the next."""
 
-    rng: torch.Generator
-
-    def forward(self, point: PathPoint, beta: Tensor, step_size: Tensor) -> Move:
-        """A transition that leaves the density at ``beta [*batch]`` invariant."""
+    @property
+    def n_steps(self) -> int:
+        """Gradients that one takes."""
         ...
 
-    def backward(self, point: PathPoint, beta: Tensor, step_size: Tensor) -> Move:
+    def first_momentum(self, path: AnnealedPath, chains: int, rng: torch.Generator) -> Tensor:
+        """``[chains, *batch, D]``, or ``[chains, *batch, 0]`` where none is kept."""
+        ...
+
+    def forward(
+        self, path: AnnealedPath, point: PathPoint, momentum: Tensor, beta: Tensor, step_size: Tensor, rng: Any
+    ) -> tuple[Move, Tensor]:
+        """A transition that leaves the density at ``beta [*batch]`` invariant, and the momentum after it."""
+        ...
+
+    def backward(
+        self, path: AnnealedPath, point: PathPoint, momentum: Tensor, beta: Tensor, step_size: Tensor, rng: Any
+    ) -> tuple[Move, Tensor]:
         """The reversal of :meth:`forward`."""
         ...
+
+
+class AnnealedChains(NamedTuple):
+    """Chains on their way along the temperatures."""
+
+    k: Tensor
+    """Number of the temperature that they are at."""
+    point: PathPoint
+    momentum: Tensor
+    log_weights: Tensor
+    """``[chains, *batch]``, float64."""
+    acceptance: Tensor
+    """Sum over the transitions, ``[chains, *batch]``."""
 
 
 def anneal(
@@ -65,6 +91,7 @@ def anneal(
     plan: Plan,
     v: Tensor,
     moves: Moves,
+    rng: torch.Generator,
     progress: Progress,
     *,
     back: bool = False,
@@ -79,33 +106,68 @@ def anneal(
             the state moves at ``beta_k`` by the reversal of the forward transition. ``E[w] = 1/Z``.
         watch: is given the log weights and the states at every temperature, which they weigh properly, from the first.
     """
-    betas, steps = plan
-    last = len(betas) - 1
-    point = path.at(v)
-    log_weights = torch.zeros(point.energy.shape, dtype=torch.float64, device=v.device)
-    at = SimpleNamespace(point=point, log_weights=log_weights, acceptance=torch.zeros_like(point.energy))
-    sign, words = (-1, "annealing back") if back else (1, "annealing")
-    progress.expect(last)
-    if watch is not None:
-        watch(at.log_weights, at.point)
+    last = len(plan.betas) - 1
+    # from exact draws, what comes to the base has no move there
+    transitions = last - 1 if back else last
+    at = SimpleNamespace(made=0, chains=_first(path, moves, v, last if back else 0, rng))
+    sign, words, move = (-1, "annealing back", moves.backward) if back else (1, "annealing", moves.forward)
+    progress.expect(transitions)
 
     def estimate() -> Estimate:
-        found = log_mean(finite_or_zero(at.log_weights))
+        found = log_mean(finite_or_zero(at.chains.log_weights))
         return found._replace(log_z=sign * found.log_z)
 
-    for i in progress.steps(words, last, (at, moves, path, moves.rng), estimate):
-        k = last - 1 - i if back else i
-        width, difference = sign * (betas[k + 1] - betas[k]), path.difference(at.point)
-        # a step of zero length adds nothing, even if the difference is infinite
-        at.log_weights.sub_(torch.where(width != 0, width * difference, 0.0))
-        to, move = (k, moves.backward) if back else (k + 1, moves.forward)
-        if to > 0:
-            at.point, accepted = move(at.point, betas[to], steps[to])
-            at.acceptance += accepted
+    def made() -> int:
+        return at.made
+
+    function, n_steps = partial(_next, path, move, sign), moves.n_steps
+    for _ in progress.steps(words, transitions, (at, path, rng), estimate, made):
         if watch is not None:
-            watch(at.log_weights, at.point)
-    moved = max(last - 1, 1) if back else last
-    return Annealed(finite_or_zero(at.log_weights), at.point, at.acceptance / moved)
+            watch(at.chains.log_weights, at.chains.point)
+        most = transitions - at.made if watch is None else 1
+        at.chains, more = path.several(words, function, n_steps, tuple(plan), at.chains, rng, most)
+        at.made += more
+    log_weights = at.chains.log_weights
+    if back:
+        log_weights = log_weights + _increment(path, plan.betas, at.chains, -1)
+    if watch is not None:
+        watch(log_weights, at.chains.point)
+    return Annealed(finite_or_zero(log_weights), at.chains.point, at.chains.acceptance / max(transitions, 1))
+
+
+def _first(path: AnnealedPath, moves: Moves, v: Tensor, k: int, rng: torch.Generator) -> AnnealedChains:
+    point = path.at(v)
+    zero = torch.zeros_like(point.energy)
+    place = torch.tensor(k, device=v.device)
+    return AnnealedChains(place, point, moves.first_momentum(path, len(v), rng), zero.double(), zero.clone())
+
+
+def _next(
+    path: AnnealedPath,
+    move: Callable[..., tuple[Move, Tensor]],
+    sign: int,
+    arguments: tuple[tuple[Tensor, Tensor], AnnealedChains],
+    rng: torch.Generator,
+) -> AnnealedChains:
+    """The chains at the next temperature, or on the way back at the one before."""
+    (betas, step_sizes), chains = arguments
+    k = chains.k + sign
+    log_weights = chains.log_weights + _increment(path, betas, chains, sign)
+    given = _at(betas, k), _at(step_sizes, k)
+    (point, acceptance), momentum = move(path, chains.point, chains.momentum, *given, rng)
+    return AnnealedChains(k, point, momentum, log_weights, chains.acceptance + acceptance)
+
+
+def _increment(path: AnnealedPath, betas: Tensor, chains: AnnealedChains, sign: int) -> Tensor:
+    """What the log weights change by on the way to the next temperature."""
+    width = _at(betas, chains.k + sign) - _at(betas, chains.k)
+    # a step of zero length adds nothing, even if the difference is infinite
+    return -torch.where(width != 0, width * path.difference(chains.point), 0.0)
+
+
+def _at(table: Tensor, k: Tensor) -> Tensor:
+    """The row of this number."""
+    return table.index_select(0, k.reshape(1)).squeeze(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,15 +178,15 @@ class Annealing(Planned):
     def status(self) -> EstimateStatus:
         return "unbiased"
 
-    def moves(self, path: AnnealedPath, chains: int, rng: torch.Generator) -> Moves:
-        """Transitions of chains that start now."""
+    @property
+    def moves(self) -> Moves:
         raise NotImplementedError
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
         plan = self.plan(path, chains, rng, progress)
         spent = path.evaluations
         start = path.draws(chains, rng)
-        return anneal(path, plan, start, self.moves(path, chains, rng), progress).outcome(path, spent)
+        return anneal(path, plan, start, self.moves, rng, progress).outcome(path, spent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,18 +213,21 @@ class AIS(Annealing):
     temperatures: int = 400
     schedule: str | Tensor | Callable[[int], Tensor] = "barrier"
 
-    def moves(self, path, chains, rng):
-        return _FreshMoves(path, self.n_steps, rng)
+    @property
+    def moves(self):
+        return _FreshMoves(self.n_steps)
 
 
-class _FreshMoves:
+class _FreshMoves(NamedTuple):
     """Trajectories with fresh momenta, each its own reversal."""
 
-    def __init__(self, path: AnnealedPath, n_steps: int, rng: torch.Generator):
-        self.path, self.n_steps, self.rng = path, n_steps, rng
+    n_steps: int
 
-    def forward(self, point: PathPoint, beta: Tensor, step_size: Tensor) -> Move:
-        return self.path.move(point, beta, step_size, self.n_steps, self.rng)
+    def first_momentum(self, path, chains, rng):
+        return path.base.mean.new_empty(chains, *path.batch_shape, 0)
+
+    def forward(self, path, point, momentum, beta, step_size, rng):
+        return path.moved(point, beta, step_size, self.n_steps, rng), momentum
 
     backward = forward
 
@@ -195,11 +260,12 @@ class HamiltonianAIS(Annealing):
         super().__post_init__()
         positive("HamiltonianAIS", "half_life", self.half_life)
 
-    def moves(self, path, chains, rng):
-        return _PersistentMoves(path, self.half_life, path.normal(chains, rng), rng)
+    @property
+    def moves(self):
+        return _PersistentMoves(self.half_life)
 
 
-class _PersistentMoves:
+class _PersistentMoves(NamedTuple):
     """Steps with one persistent momentum per chain.
 
     A transition is a step, with the momentum negated if rejected, then a refreshment. Its reversal is the refreshment,
@@ -207,26 +273,27 @@ class _PersistentMoves:
     reversal is a refreshment and a step.
     """
 
-    def __init__(self, path: AnnealedPath, half_life: float, momentum: Tensor, rng: torch.Generator):
-        self.path, self.half_life, self.momentum, self.rng = path, half_life, momentum, rng
+    half_life: float
 
-    def forward(self, point: PathPoint, beta: Tensor, step_size: Tensor) -> Move:
-        step = self.path.random_step(point, step_size, self.rng)
-        move, self.momentum = self.path.move_on(point, self.momentum, beta, step, self.rng)
-        self._refresh(step)
-        return move
+    @property
+    def n_steps(self):
+        return 1
 
-    def backward(self, point: PathPoint, beta: Tensor, step_size: Tensor) -> Move:
-        step = self.path.random_step(point, step_size, self.rng)
-        self._refresh(step)
-        move, self.momentum = self.path.move_on(point, self.momentum, beta, step, self.rng)
-        return move
+    def first_momentum(self, path, chains, rng):
+        return path.normal(chains, rng)
 
-    def _refresh(self, step: Tensor) -> None:
+    def forward(self, path, point, momentum, beta, step_size, rng):
+        step = path.random_step(point, step_size, rng)
+        move, momentum = path.moved_on(point, momentum, beta, step, rng)
+        return move, self._refreshed(momentum, step, rng)
+
+    def backward(self, path, point, momentum, beta, step_size, rng):
+        step = path.random_step(point, step_size, rng)
+        return path.moved_on(point, self._refreshed(momentum, step, rng), beta, step, rng)
+
+    def _refreshed(self, momentum: Tensor, step: Tensor, rng: torch.Generator) -> Tensor:
         kept = torch.exp2(-step / self.half_life).unsqueeze(-1)
-        p = self.momentum
-        noise = torch.randn(p.shape, generator=self.rng, dtype=p.dtype, device=p.device)
-        self.momentum = kept.sqrt() * p + (1 - kept).sqrt() * noise
+        return kept.sqrt() * momentum + (1 - kept).sqrt() * normal(momentum.shape, momentum, rng)
 
 
 @dataclass(frozen=True)
@@ -322,8 +389,8 @@ def _work(run: EvidenceRun, more: dict[str, Any]) -> Callable[[AnnealedPath, sli
         plan = method.plan(path, run.chains, run.rng, run.bar)
         spent = path.evaluations
         start = path.draws(run.chains, run.rng)
-        forward = anneal(path, plan, start, method.moves(path, run.chains, run.rng), run.bar)
-        back = anneal(path, plan, path.base.whiten(own), method.moves(path, run.chains, run.rng), run.bar, back=True)
+        forward = anneal(path, plan, start, method.moves, run.rng, run.bar)
+        back = anneal(path, plan, path.base.whiten(own), method.moves, run.rng, run.bar, back=True)
         lower, upper = forward.outcome(path, spent), back.outcome(path, spent)
         log_z, std_error, bias = upper.estimate
         # a reverse weight estimates 1/Z and weighs no draw of the target: keep the given draws, with equal weights

@@ -1,6 +1,7 @@
 """The path from a base to a target in base-whitened coordinates, and Hamiltonian moves along it."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -137,7 +138,14 @@ class AnnealedPath:
         function = partial(_moved, self, n_steps)
         return self._repeated(f"{n_steps} steps", function, n_steps, (point, beta, step_size), rng)
 
-    def move_on(
+    def moved(self, point: PathPoint, beta: Tensor, step_size: Tensor, n_steps: int, rng: torch.Generator) -> Move:
+        """:meth:`move` as it stands, for functions that are compiled whole."""
+        momentum = normal(point.v.shape, point.v, rng)
+        step = self.random_step(point, step_size, rng)
+        end, _, probability = self.trajectory(point, momentum, beta, step, n_steps)
+        return Move(end.where(_uniform(point, rng) < probability, point), probability)
+
+    def moved_on(
         self, point: PathPoint, momentum: Tensor, beta: Tensor, step: Tensor, rng: torch.Generator
     ) -> tuple[Move, Tensor]:
         """One leapfrog step with a persistent momentum ``[chains, *batch, D]``, negated if the step is rejected.
@@ -149,7 +157,10 @@ class AnnealedPath:
             beta: as in :meth:`move`.
             step: length of the step, ``[chains, *batch]``.
         """
-        return self._repeated("on", partial(_moved_on, self), 1, (point, momentum, beta, step), rng)
+        end, p, probability = self.trajectory(point, momentum, beta, step, 1)
+        accepted = _uniform(point, rng) < probability
+        momentum = torch.where(accepted.unsqueeze(-1), p, -momentum)
+        return Move(end.where(accepted, point), probability), momentum
 
     def _repeated(self, name: str, function: Any, n_steps: int, arguments: Any, rng: torch.Generator) -> Any:
         """A move, compiled where there are many; its gradients are counted all the same."""
@@ -157,11 +168,39 @@ class AnnealedPath:
         after = self.evaluations + n_steps * self.gradients(v)
         if not self._normal_base:
             return function(arguments, rng)
-        call = self._calls.setdefault(name, RepeatedCall(function, self._whitened))
+        call = self._calls.setdefault(name, RepeatedCall(function, self._whitened, n_steps))
         key = f"{name} {tuple(v.shape)} {[tuple(each.shape) for each in arguments[1:]]}"
-        result = call(arguments, rng, key, v, n_steps, self._spent)
+        result = call(arguments, rng, key, v, self._spent)
         self.evaluations = after
         return result
+
+    def several(
+        self,
+        name: str,
+        function: Callable[[Any, Any], Any],
+        n_steps: int,
+        fixed: tuple[Tensor, ...],
+        state: Any,
+        rng: torch.Generator,
+        most: int,
+    ) -> tuple[Any, int]:
+        """``state = function((fixed, state), rng)`` as often as is best done at once, and how often that is.
+
+        Args:
+            name: of the function, which may be compiled.
+            n_steps: gradients that a call of it takes, at the positions ``state.point.v``.
+            most: calls at most.
+        """
+        v = state.point.v
+        before, each = self.evaluations, n_steps * self.gradients(v)
+        if self._normal_base:
+            call = self._calls.setdefault(name, RepeatedCall(function, self._whitened, n_steps, carries=True))
+            key = f"{name} {tuple(v.shape)} {[tuple(t.shape) for t in fixed]}"
+            state, made = call.several((fixed, state), rng, key, v, self._spent, most)
+        else:
+            state, made = function((fixed, state), rng), 1
+        self.evaluations = before + made * each
+        return state, made
 
     def random_step(self, point: PathPoint, step_size: Tensor, rng: torch.Generator) -> Tensor:
         """A uniform draw between half the step size and all of it: ``[chains, *batch]``."""
@@ -202,22 +241,7 @@ class _Whitened(Target):
 
 def _moved(path: AnnealedPath, n_steps: int, arguments: tuple[PathPoint, Tensor, Tensor], rng: torch.Generator) -> Move:
     """:meth:`AnnealedPath.move`."""
-    point, beta, step_size = arguments
-    momentum = normal(point.v.shape, point.v, rng)
-    step = path.random_step(point, step_size, rng)
-    end, _, probability = path.trajectory(point, momentum, beta, step, n_steps)
-    return Move(end.where(_uniform(point, rng) < probability, point), probability)
-
-
-def _moved_on(
-    path: AnnealedPath, arguments: tuple[PathPoint, Tensor, Tensor, Tensor], rng: torch.Generator
-) -> tuple[Move, Tensor]:
-    """:meth:`AnnealedPath.move_on`."""
-    point, momentum, beta, step = arguments
-    end, p, probability = path.trajectory(point, momentum, beta, step, 1)
-    accepted = _uniform(point, rng) < probability
-    momentum = torch.where(accepted.unsqueeze(-1), p, -momentum)
-    return Move(end.where(accepted, point), probability), momentum
+    return path.moved(*arguments, n_steps, rng)
 
 
 def _uniform(point: PathPoint, rng: torch.Generator) -> Tensor:

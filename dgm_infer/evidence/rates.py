@@ -195,8 +195,7 @@ def rate_distortion(
 
         plan = method.plan(path, run.chains, run.rng, run.bar)
         spent = path.evaluations
-        moves = method.moves(path, run.chains, run.rng)
-        done = anneal(path, plan, path.normal(run.chains, run.rng), moves, run.bar, watch=watch)
+        done = anneal(path, plan, path.normal(run.chains, run.rng), method.moves, run.rng, run.bar, watch=watch)
         curve = CurvePoints(*(torch.stack(values) for values in zip(*points, strict=True)))
         outcome = done.outcome(path, spent)
         return [outcome._replace(diagnostics=curve._asdict() | {"acceptance": outcome.diagnostics["acceptance"]})]

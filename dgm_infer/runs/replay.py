@@ -222,6 +222,7 @@ class Loops:
         more: int | Callable[[], bool],
         live: Sequence[Any],
         news: Callable[[], Any] | None,
+        made: Callable[[], int] | None,
     ) -> Iterator[int]:
         name, self._count = f"loop/{self._count:06d}", self._count + 1
         self._signals.raising(False)
@@ -229,9 +230,9 @@ class Loops:
         bar.expect(-done)
         began, of = time.monotonic(), 0 if callable(more) else more
         where = {"phase": phase, "loop": self._count, "of": of, "began": [time.time(), done]}
-        for i in counted(more, done):
+        for i in counted(more, done, made):
             yield i
-            done, stops = i + 1, self._due.is_asked_to_stop
+            done, stops = i + 1 if made is None else made(), self._due.is_asked_to_stop
             if stops or self._due.is_due:
                 self._put_down(name, done, live, where, news)
             if stops:

@@ -56,6 +56,8 @@ class CompilationSettings:
     """Most operations of an energy without loops, of which a thousand take half a minute to compile."""
     block: int = 32
     """Transitions of compiled programs between which nothing else is done, such as drawing a bar."""
+    apart: float = 1.0
+    """Seconds by count between which calls of other functions can be interrupted; code is faster than the count."""
 
 
 _SETTINGS = CompilationSettings()
@@ -279,48 +281,67 @@ class RepeatedCall:
     Args:
         function: as of :class:`Program`.
         target: what its calls evaluate.
+        gradients: of the target at its positions, which a call takes.
+        carries: whether ``arguments`` are ``(fixed, state)``, and the result is the next state.
     """
 
-    def __init__(self, function: Callable[[Any, Any], Any], target: Target):
-        self._function, self._target = function, target
+    def __init__(self, function: Callable[[Any, Any], Any], target: Target, gradients: int, *, carries: bool = False):
+        self._function, self._target, self._gradients, self._carries = function, target, gradients, carries
         self._programs: dict[str, Program | None] = {}
         self._costs: dict[str, tuple[float, float]] = {}
 
-    def __call__(
-        self, arguments: Any, rng: torch.Generator, key: str, at: Tensor, gradients: int, spent: dict[str, float]
-    ) -> Any:
+    def __call__(self, arguments: Any, rng: torch.Generator, key: str, at: Tensor, spent: dict[str, float]) -> Any:
         """The result.
 
         Args:
             key: of the function and of the shapes of its arguments.
             at: positions of the target.
-            gradients: how many gradients at such positions a call takes.
             spent: seconds by count, by key; kept by the caller, so that what goes on after a stop does the same.
         """
+        program = self._program(arguments, key, at, spent)
+        return self._function(arguments, rng) if program is None else program(arguments, rng)
+
+    def several(
+        self, arguments: Any, rng: torch.Generator, key: str, at: Tensor, spent: dict[str, float], most: int
+    ) -> tuple[Any, int]:
+        """The state after as many calls as are best made at once, and how many these are; arguments as of a call.
+
+        Args:
+            most: at most.
+        """
+        program = self._program(arguments, key, at, spent)
+        if program is None:
+            return self._function(arguments, rng), 1
+        n = min(most, program.most)
+        return program.last(flatten(arguments)[0], rng, n), n
+
+    def _program(self, arguments: Any, key: str, at: Tensor, spent: dict[str, float]) -> Program | None:
+        """The program, once it is worth its compilation."""
         if key not in self._costs:
             self._costs[key] = self._cost(at)
         each, compiling = self._costs[key]
         before = spent.get(key, 0.0)
-        spent[key] = before + gradients * each
+        spent[key] = before + each
         # a call that never ends is never compiled: it says itself how long it takes
         if before > compiling and key not in self._programs:
-            self._programs[key] = self._program(arguments)
-        program = self._programs.get(key)
-        return self._function(arguments, rng) if program is None else program(arguments, rng)
+            self._programs[key] = self._compiled(arguments, each)
+        return self._programs.get(key)
 
     def _cost(self, at: Tensor) -> tuple[float, float]:
-        """Seconds of a gradient, and of compiling it."""
+        """Seconds of a call, and of compiling it."""
         calls, numbers = calls_and_numbers(self._target.energy, at)
         size = _SETTINGS.gradient * calls
         if at.is_cuda or calls > _SETTINGS.longest:
             return 0.0, 1.0
         each = size * _SETTINGS.call + _SETTINGS.gradient * numbers * _SETTINGS.number
-        return each, _SETTINGS.compiles + _SETTINGS.each * size
+        return self._gradients * each, _SETTINGS.compiles + _SETTINGS.each * size
 
-    def _program(self, arguments: Any) -> Program | None:
+    def _compiled(self, arguments: Any, each: float) -> Program | None:
+        carried = len(flatten(arguments[1])[0]) if self._carries else 0
         try:
-            program = Program(self._function, arguments)
-            program.compile()
+            program = Program(self._function, arguments, carried)
+            most = min(_SETTINGS.block, int(_SETTINGS.apart / each)) if self._carries else 1
+            program.compile(max(1, most), last=self._carries)
         except ModelError:
             return None
         return program

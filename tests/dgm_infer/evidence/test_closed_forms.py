@@ -187,7 +187,7 @@ SHORT = {"draws": 100, "warmup": 50, "pilot_temperatures": 50}
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", ["none", "not turned round", "not accepted or rejected"])
 def test_control_a_momentum_that_is_not_turned_round_is_noticed(monkeypatch, mistake):
-    right = AnnealedPath.move_on
+    right = AnnealedPath.moved_on
 
     def wrong(self, point, momentum, beta, step, rng):
         end, p, probability = self.trajectory(point, momentum, beta, step, 1)
@@ -196,7 +196,7 @@ def test_control_a_momentum_that_is_not_turned_round_is_noticed(monkeypatch, mis
             return Move(end, probability), p
         return Move(end.where(accepted, point), probability), torch.where(accepted.unsqueeze(-1), p, momentum)
 
-    monkeypatch.setattr(AnnealedPath, "move_on", right if mistake == "none" else wrong)
+    monkeypatch.setattr(AnnealedPath, "moved_on", right if mistake == "none" else wrong)
     known = known_gaussian(2, (3,))
     # long steps, often rejected
     estimate = run(known, dgm.evidence.HamiltonianAIS(40, half_life=5.0, step_size=1.9), chains=20_000)
