@@ -162,6 +162,13 @@ def _layers() -> Iterator[Case]:
                 )
                 name = f"convolution {n} of one group {transposed} {stride} {dilation}"
                 yield Case(name, _convolution_and_backward(rest), (x, weight, normal(4, seed=2)), 100)
+    for images in (12, 13):
+        # more than are computed at once: as three parts, and each alone
+        x, weight = normal(images, 4, 20, 20), normal(4, 4, 7, 7, seed=1)
+        rest = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        yield Case(
+            f"convolution of {images} images", _convolution_and_backward(rest), (x, weight, normal(4, seed=2)), 100
+        )
     x2, x3 = normal(2, 3, 7, 6), normal(2, 3, 5, 4, 6)
     bad = x2.masked_fill(truths(7, 6) & truths(2, 3, 7, 6), -INF)
     for name, x, n in (

@@ -26,7 +26,9 @@ METHODS = {
 def made(monkeypatch):
     """The programs that are compiled."""
     programs, compiled = [], Program.compile
-    monkeypatch.setattr(Program, "compile", lambda self, *most, **last: (programs.append(self), compiled(self, *most, **last))[1])
+    monkeypatch.setattr(
+        Program, "compile", lambda self, *most, **last: (programs.append(self), compiled(self, *most, **last))[1]
+    )
     return programs
 
 
