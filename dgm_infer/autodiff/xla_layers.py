@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-
-# Numbers of the matrix that a convolution is a product with, above which images are computed in parts: larger ones leave
+# Numbers of the matrix that a convolution is a product with, above which images are computed in parts: others leave
 # the processor's caches. 128 images of a GAN of 28 x 28 took 123 ms at once and 81 in parts, 95 in parts of four times
 # the size; torch itself took 79.
 _COLUMNS = 2**18
