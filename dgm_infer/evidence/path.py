@@ -124,7 +124,9 @@ class AnnealedPath:
         energy = energy.double()
         return torch.where(energy.isfinite(), energy, math.inf) - square.double() - self.base_constant
 
-    def move(self, point: PathPoint, beta: Tensor, step_size: Tensor, n_steps: int, rng: torch.Generator) -> Move:
+    def move(
+        self, point: PathPoint, beta: Tensor, step_size: Tensor, n_steps: int, rng: torch.Generator, times: int = 1
+    ) -> Move:
         """One transition of Hamiltonian Monte Carlo that leaves the density at ``beta`` invariant.
 
         Steps are a random fraction, between a half and one, of the step size: with a fixed trajectory length chains
@@ -134,9 +136,18 @@ class AnnealedPath:
             beta: in [0, 1], broadcast to ``[chains, *batch]``.
             step_size: largest step, broadcast to ``[chains, *batch]``.
             n_steps: leapfrog steps.
+            times: moves that are known to come, this one included; they are compiled where there are many.
         """
-        function = partial(_moved, self, n_steps)
-        return self._repeated(f"{n_steps} steps", function, n_steps, (point, beta, step_size), rng)
+        v, arguments = point.v, (point, beta, step_size)
+        function, after = partial(_moved, self, n_steps), self.evaluations + n_steps * self.gradients(v)
+        if not self._normal_base:
+            return function(arguments, rng)
+        name = f"{n_steps} steps"
+        call = self._calls.setdefault(name, RepeatedCall(function, self._whitened, n_steps))
+        key = f"{name} {tuple(v.shape)} {tuple(beta.shape)} {tuple(step_size.shape)}"
+        result = call(arguments, rng, key, v, self._spent, times)
+        self.evaluations = after
+        return result
 
     def moved(self, point: PathPoint, beta: Tensor, step_size: Tensor, n_steps: int, rng: torch.Generator) -> Move:
         """:meth:`move` as it stands, for functions that are compiled whole."""
@@ -162,18 +173,6 @@ class AnnealedPath:
         momentum = torch.where(accepted.unsqueeze(-1), p, -momentum)
         return Move(end.where(accepted, point), probability), momentum
 
-    def _repeated(self, name: str, function: Any, n_steps: int, arguments: Any, rng: torch.Generator) -> Any:
-        """A move, compiled where there are many; its gradients are counted all the same."""
-        v = arguments[0].v
-        after = self.evaluations + n_steps * self.gradients(v)
-        if not self._normal_base:
-            return function(arguments, rng)
-        call = self._calls.setdefault(name, RepeatedCall(function, self._whitened, n_steps))
-        key = f"{name} {tuple(v.shape)} {[tuple(each.shape) for each in arguments[1:]]}"
-        result = call(arguments, rng, key, v, self._spent)
-        self.evaluations = after
-        return result
-
     def several(
         self,
         name: str,
@@ -189,7 +188,7 @@ class AnnealedPath:
         Args:
             name: of the function, which may be compiled.
             n_steps: gradients that a call of it takes, at the positions ``state.point.v``.
-            most: calls at most.
+            most: calls at most, that are known to come.
         """
         v = state.point.v
         before, each = self.evaluations, n_steps * self.gradients(v)

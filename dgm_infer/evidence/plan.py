@@ -238,12 +238,13 @@ class Piloted(Settings):
             log_steps=[],
             log_z_path=[torch.zeros_like(log_weights[0])],
         )
-        for k in progress.steps("pilot", len(betas) - 1, (at, path, rng)):
+        last = len(betas) - 1
+        for k in progress.steps("pilot", last, (at, path, rng)):
             at.log_weights -= (betas[k + 1] - betas[k]) * path.difference(at.point)
             at.log_z_path.append(log_mean(finite_or_zero(at.log_weights)).log_z)
             for _ in range(TUNING.first if k == 0 and adapts else 1):
                 beta = betas[k + 1].expand(at.point.energy.shape)
-                move = path.move(at.point, beta, at.log_step.exp(), self.n_steps, rng)
+                move = path.move(at.point, beta, at.log_step.exp(), self.n_steps, rng, last - k)
                 at.point = move.point
                 if adapts:
                     error = move.acceptance.mean(0).to(at.log_step) - self.target_acceptance

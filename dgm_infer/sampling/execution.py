@@ -1,5 +1,6 @@
 """How the transitions of a run are computed: by the kernel itself, or by programs that are compiled of it."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -275,8 +276,8 @@ def evaluation(target: Target, x: Tensor, times: int) -> Callable[[Tensor], tupl
 class RepeatedCall:
     """A function ``function(arguments, rng) -> result`` of trees that is called many times, with the same shapes.
 
-    It is compiled once its calls have taken as long, by count, as compiling takes: at most twice the time of whoever
-    knew the number of calls before.
+    It is compiled at once where the calls to come take twice as long, by count, as compiling does, and otherwise when
+    those that were made have taken as long.
 
     Args:
         function: as of :class:`Program`.
@@ -290,15 +291,18 @@ class RepeatedCall:
         self._programs: dict[str, Program | None] = {}
         self._costs: dict[str, tuple[float, float]] = {}
 
-    def __call__(self, arguments: Any, rng: torch.Generator, key: str, at: Tensor, spent: dict[str, float]) -> Any:
+    def __call__(
+        self, arguments: Any, rng: torch.Generator, key: str, at: Tensor, spent: dict[str, float], times: int
+    ) -> Any:
         """The result.
 
         Args:
             key: of the function and of the shapes of its arguments.
             at: positions of the target.
             spent: seconds by count, by key; kept by the caller, so that what goes on after a stop does the same.
+            times: calls that are known to come, this one included.
         """
-        program = self._program(arguments, key, at, spent)
+        program = self._program(arguments, key, at, spent, times)
         return self._function(arguments, rng) if program is None else program(arguments, rng)
 
     def several(
@@ -307,24 +311,27 @@ class RepeatedCall:
         """The state after as many calls as are best made at once, and how many these are; arguments as of a call.
 
         Args:
-            most: at most.
+            most: at most, that are known to come.
         """
-        program = self._program(arguments, key, at, spent)
+        program = self._program(arguments, key, at, spent, most)
         if program is None:
             return self._function(arguments, rng), 1
         n = min(most, program.most)
         return program.last(flatten(arguments)[0], rng, n), n
 
-    def _program(self, arguments: Any, key: str, at: Tensor, spent: dict[str, float]) -> Program | None:
+    def _program(self, arguments: Any, key: str, at: Tensor, spent: dict[str, float], times: int) -> Program | None:
         """The program, once it is worth its compilation."""
         if key not in self._costs:
             self._costs[key] = self._cost(at)
         each, compiling = self._costs[key]
         before = spent.get(key, 0.0)
-        spent[key] = before + each
-        # a call that never ends is never compiled: it says itself how long it takes
-        if before > compiling and key not in self._programs:
-            self._programs[key] = self._compiled(arguments, each)
+        if before > compiling or times * each > 2 * compiling:
+            # for good: what goes on after a stop has fewer calls to come
+            spent[key] = math.inf
+            if key not in self._programs:
+                self._programs[key] = self._compiled(arguments, each)
+        else:
+            spent[key] = before + each
         return self._programs.get(key)
 
     def _cost(self, at: Tensor) -> tuple[float, float]:

@@ -61,6 +61,20 @@ def test_only_what_is_called_often_is_compiled(made):
     assert path.evaluations == 16
 
 
+def test_what_is_known_to_be_called_often_is_compiled_at_once_and_for_good(made, monkeypatch):
+    """For good: a run that was stopped knows of fewer calls to come."""
+    known = known_linear_gaussian()
+    path, rng = AnnealedPath(known.target, known.base), torch.Generator().manual_seed(0)
+    point = path.at(path.draws(4, rng))
+    beta = torch.full(point.energy.shape, 0.5, dtype=FLOAT)
+    path.move(point, beta, 0.3 * beta, 5, rng, times=100_000)
+    assert len(made) == 1
+    again = AnnealedPath(known.target, known.base)
+    vars(again).update(path.__getstate__())
+    again.move(point, beta, 0.3 * beta, 5, rng, times=1)
+    assert len(made) == 2
+
+
 def test_a_run_that_goes_on_compiles_where_it_would_have(made, monkeypatch):
     """What was counted is kept with the path: otherwise a run that was stopped would round differently."""
     known = known_linear_gaussian()
