@@ -540,6 +540,7 @@ def test_ctrl_c_ends_a_forked_pool_whose_workers_compute_with_one_thread_each(tm
     assert 0 < max(counts) < 500000
     made = dgm.collect(path).inputs
     assert made is not None
-    whole = run(Threaded(1.0), draws=made.shape[1], shards=4).inputs
+    # of the same roundings, however many there are
+    whole = run(Threaded(1.0), dgm.HMC(n_steps=2, compile=False), draws=made.shape[1], shards=4).inputs
     assert whole is not None
     assert all(any(torch.equal(one, other) for other in whole) for one in made)
