@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,14 @@ class Machine:
         with _undisturbed(jax):
             found = self._program(np.int64(n), *self._constants, *given, *numbers)
             return self._results.apart([np.asarray(each)[: 1 if self._last else n].copy() for each in found])
+
+
+def compiler_version() -> str:
+    """That of JAX, on which the last digits of compiled programs depend; empty if it is not installed."""
+    try:
+        return version("jax")
+    except PackageNotFoundError:
+        return ""
 
 
 def _results(module: fx.GraphModule) -> list[Tensor]:

@@ -13,6 +13,7 @@ import torch
 
 from ..arguments import available_device, flag, whole_number
 from ..arguments.values import is_sequence, shown
+from ..autodiff.xla import compiler_version
 from ..errors import ArgumentError, CheckpointError, DgmInferError, warn
 from ..sampling.draws import Draws
 from ..sampling.plan import Keeping, RunInputs, RunPlan, Until
@@ -192,6 +193,7 @@ def begin(
         "checkpoint_every": keeping.checkpoint_every,
         "device": str(device),
         "torch_version": str(torch.__version__),
+        "jax_version": compiler_version(),
         "launch": _launch(),
     }
     with ExitStack() as stack:

@@ -20,6 +20,7 @@ from ..arguments import (
     random_seed,
     whole_number,
 )
+from ..autodiff.xla import compiler_version
 from ..conditioning.fibre import Fibre
 from ..diagnosis import Diagnosis
 from ..errors import ArgumentError, CheckpointError, cause, warn
@@ -317,6 +318,7 @@ class Draws:
             interrupted=int(self.interrupted),
             ancestors=json.dumps(None if self.ancestors is None else self.ancestors.tolist()),
             torch_version=str(torch.__version__),
+            jax_version=compiler_version(),
         )
         return data
 

@@ -115,7 +115,7 @@ class Execution:
             own = CapturedTarget(target, _SETTINGS.longest)
             if not own.is_loop(position):
                 return None
-            report("compiling the simulator, once per machine and problem (compile= chooses)")
+            report("compiling the simulator (compile= chooses)")
             return CompiledTarget(own, position)
         except ModelError:
             return None
@@ -135,13 +135,13 @@ class Execution:
         if lasting and self._decided(kernel, state, report):
             tensors, program = self._program(kernel, state)
             return program.of_leaves(tensors, rng)
-        if lasting and self._compiles is None and isinstance(kernel, Counted) and self._each is None:
+        if self._compiles is None and isinstance(kernel, Counted) and self._each is None:
             made: list[tuple[State, Info]] = []
             self._each = operations(lambda: made.append(kernel.step(self._problem, state, rng)))
             state, info = made[0]
         else:
             state, info = kernel.step(self._problem, state, rng)
-        if self._compiles is None and (lasting or not isinstance(kernel, Counted)):
+        if self._compiles is None:
             self._spent += _SETTINGS.call * self._operations(state, info)
         return state, info
 
@@ -184,7 +184,7 @@ class Execution:
             elif self._worth(kernel, state):
                 self._compiles = True
             if self._compiles:
-                report("compiling transitions, once per machine and problem (compile= chooses)")
+                report("compiling transitions (compile= chooses)")
                 try:
                     self._program(kernel, state)
                 except ModelError:
