@@ -15,7 +15,7 @@ from torch import Tensor
 import dgm_infer as dgm
 import generators
 from dgm_infer.errors import uninterrupted
-from generators import FlowGenerator, LatentPosterior
+from generators import FlowGenerator
 from trainers import DigitsData, MNISTData
 from trainers.data import ImageData
 
@@ -57,8 +57,6 @@ PROBLEMS = {
 # Flows, their steps and observed pixels whose costs are measured.
 _COSTS = (("digits_flow", (4, 8), (8, 32)), ("mnist_flow", (2, 4, 8), (16, 64, 196, 392)))
 _REPEATS = 3
-# Spread of first points about a mode, as a share of that by its curvature, and draws that tell their covariance.
-_NEAR, _FIRST = 0.1, 40
 
 
 def bench(
@@ -124,10 +122,7 @@ def _sampled(problem: Problem, settings: Mapping[str, Any]) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         sizes: dict[str, Any] = {name: settings[name] for name in ("chains", "draws", "warmup", "seed")}
         sizes |= {"until": {"seconds": settings["seconds"]}, "progress": False}
-        if isinstance(conditioned, LatentPosterior):
-            result = _from_mode(conditioned, sizes)
-        else:
-            result = uninterrupted(dgm.sample(conditioned, **sizes))
+        result = uninterrupted(dgm.sample(conditioned, **sizes))
     seconds = time.process_time() - began
     summary = result.summary()
     errors = result.stats.get("constraint_error")
@@ -140,23 +135,6 @@ def _sampled(problem: Problem, settings: Mapping[str, Any]) -> dict[str, Any]:
         "constraint_error": None if errors is None else errors.max().item(),
         "found": [str(finding) for finding in result.diagnose()],
     }
-
-
-def _from_mode(problem: LatentPosterior, sizes: dict[str, Any]) -> dgm.Draws:
-    """Draws of chains that start about the mode, in the units of its curvature and then of their own covariance.
-
-    From prior draws in units of the prior a warm-up takes short steps: widths at the mode differ by a factor of 40.
-    """
-    mode, rng = dgm.Gaussian.laplace(problem), torch.Generator().manual_seed(sizes["seed"])
-    near = mode.mean + _NEAR * (mode.sample((sizes["chains"],), rng) - mode.mean)
-    few: dict[str, Any] = sizes | {"draws": _FIRST, "warmup": 2 * _FIRST}
-    first = uninterrupted(dgm.sample(problem, dgm.HMC(metric=mode.scale), initial=near, **few))
-    assert first.inputs is not None
-    points = first.inputs.flatten(0, 1)
-    covariance = points.T.cov() + 1e-4 * torch.eye(problem.dim)
-    metric = dgm.Gaussian(points.mean(0), cholesky=torch.linalg.cholesky(covariance)).scale
-    sizes = sizes | {"warmup": sizes["warmup"] or 60, "initial": first.inputs[:, -1]}
-    return uninterrupted(dgm.sample(problem, dgm.HMC(metric=metric), **sizes))
 
 
 def cost(name: str, steps: int, observed: int, chains: int) -> dict[str, float]:
