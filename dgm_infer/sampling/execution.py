@@ -325,7 +325,8 @@ class RepeatedCall:
             self._costs[key] = self._cost(at)
         each, compiling = self._costs[key]
         before = spent.get(key, 0.0)
-        if before > compiling or times * each > 2 * compiling:
+        # a call that never ends is never compiled: it says itself how long it takes
+        if before > compiling or times * each > 2 * compiling > 2 * each:
             # for good: what goes on after a stop has fewer calls to come
             spent[key] = math.inf
             if key not in self._programs:
