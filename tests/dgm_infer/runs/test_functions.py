@@ -8,9 +8,11 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer import likelihood_free as lf
+from dgm_infer.autodiff.programs import Program
 from dgm_infer.evidence.path import AnnealedPath
 from dgm_infer.runs import replay
 from dgm_infer.runs.store import Writer
+from dgm_infer.sampling import execution
 from tests.dgm_infer.runs.same import Bumps, Killed, Well, assert_same_evidence
 from tests.oracles import FLOAT
 
@@ -33,8 +35,11 @@ METHODS = {
 }
 
 
+OPTIONS = {"chains": 4, "seed": 3, "progress": False}
+
+
 def estimate(method="Gibbs", **changes):
-    options = {"chains": 4, "seed": 3, "progress": False} | changes
+    options = OPTIONS | changes
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return dgm.log_evidence(TARGET, BASE, METHODS[method], **options)
@@ -116,6 +121,29 @@ def test_evidence_stopped_at_any_checkpoint_goes_on_as_if_it_had_not_been(tmp_pa
     assert_same_evidence(found, whole)
     assert_same_evidence(dgm.collect(tmp_path / "run"), whole)
     assert_same_evidence(dgm.resume(tmp_path / "run", progress=False), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["AIS", "HamiltonianAIS"])
+def test_temperatures_that_are_computed_at_once_go_on_as_they_would_have(tmp_path, monkeypatch, every_step, method):
+    """What is compiled, and how many temperatures are one call, does not change with a stop."""
+    settings = execution.CompilationSettings(compiles=1e-3, each=0.0, block=4)
+    monkeypatch.setattr(execution, "_SETTINGS", settings)
+    made, compiled = [], Program.compile
+    monkeypatch.setattr(
+        Program, "compile", lambda self, *most, **last: (made.append(most), compiled(self, *most, **last))
+    )
+
+    def begin(**where):
+        return dgm.log_evidence(TARGET, BASE, METHODS[method].replace(temperatures=40), **OPTIONS, **where)
+
+    whole = begin()
+    assert (4,) in made
+    # its own changes are undone at the end
+    with monkeypatch.context() as context:
+        found, stops = stopped_at_writes(context, begin, tmp_path / "run", 7)
+    assert stops > 1
+    assert_same_evidence(found, whole)
 
 
 def test_the_default_run_with_its_checks_and_refinement_goes_on(tmp_path, monkeypatch, every_step):
