@@ -134,6 +134,7 @@ ORDER = {
         "result",
         "run",
         "annealing",
+        "bounds",
         "rates",
         "smc",
         "estimate",

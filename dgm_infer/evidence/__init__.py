@@ -3,7 +3,8 @@
 The registry of methods: ``dgm_infer`` re-exports what is exported here, and the tests' contract suite runs on it.
 """
 
-from .annealing import AIS, Bounds, HamiltonianAIS, bidirectional
+from .annealing import AIS, HamiltonianAIS
+from .bounds import Bounds, bidirectional
 from .estimate import Refined, log_evidence, refine_base
 from .lower_bounds import Elbo, HamiltonianElbo, ImportanceSampling
 from .method import Method

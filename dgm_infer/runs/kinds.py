@@ -96,7 +96,7 @@ KINDS: dict[str, Kind] = {}
 _HOMES = {
     "sample": "dgm_infer.runs.chains",
     "log_evidence": "dgm_infer.evidence.estimate",
-    "bidirectional": "dgm_infer.evidence.annealing",
+    "bidirectional": "dgm_infer.evidence.bounds",
     "sample_abc": "dgm_infer.likelihood_free.sample",
 }
 
