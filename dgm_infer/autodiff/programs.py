@@ -77,7 +77,10 @@ class Program:
             return unflatten(self._run(*self._constants, *leaves, *self._numbers.draw(rng)), self._result)
 
     def iterate(self, leaves: list[Tensor], rng: torch.Generator, n: int) -> Any:
-        """The results of n calls at most, stacked: each takes its carried arguments from the one before."""
+        """The results of n calls at most, stacked: each takes its carried arguments from the one before.
+
+        A program compiled for the last call has its results alone, as the only ones.
+        """
         leaves = _plain(leaves)
         if self._machine is not None:
             return unflatten(self._machine(leaves, self._drawing(rng), min(n, self._machine.most)), self._result)
@@ -91,17 +94,6 @@ class Program:
                 last = values[: self._carried]
             return unflatten([torch.stack(each) for each in zip(*results, strict=True)], self._result)
 
-    def last(self, leaves: list[Tensor], rng: torch.Generator, n: int) -> Any:
-        """The results of the last of n calls, whose results are all carried."""
-        leaves = _plain(leaves)
-        if self._machine is not None:
-            return unflatten([t[0] for t in self._machine(leaves, self._drawing(rng), n)], self._result)
-        first = len(leaves) - self._carried
-        for _ in range(n):
-            with torch.no_grad():
-                leaves[first:] = self._run(*self._constants, *leaves, *self._numbers.draw(rng))
-        return unflatten(leaves[first:], self._result)
-
     def _drawing(self, rng: torch.Generator) -> Callable[[], list[Tensor]]:
         return lambda: self._numbers.draw(rng)
 
@@ -114,8 +106,8 @@ class Program:
         """Generate machine code; on a GPU record the operations.
 
         Args:
-            most: calls that :meth:`iterate` or :meth:`last` makes at once.
-            last: whether it is :meth:`last` that is called.
+            most: calls that :meth:`iterate` makes at once.
+            last: whether the results of the last call suffice; all of them are carried.
 
         Raises:
             ModelError: the compiler fails, or an operation cannot be recorded.

@@ -31,7 +31,7 @@ class Machine:
         constants, numbers: how many first inputs are constants, and how many last ones random numbers, all vectors.
         carried: how many of the last arguments are the first results of the call before.
         most: calls at most within one; fewer where their results or random numbers are large.
-        last: whether the results of the last call do, of all of which are carried.
+        last: whether the results of the last call suffice; all of them are carried.
 
     Raises:
         ModelError: an operation is not known, or JAX is not installed.

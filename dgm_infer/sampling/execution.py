@@ -317,7 +317,7 @@ class RepeatedCall:
         if program is None:
             return self._function(arguments, rng), 1
         n = min(most, program.most)
-        return program.last(flatten(arguments)[0], rng, n), n
+        return tree_map(lambda t: t[-1], program.iterate(flatten(arguments)[0], rng, n)), n
 
     def _program(self, arguments: Any, key: str, at: Tensor, spent: dict[str, float], times: int) -> Program | None:
         """The program, once it is worth its compilation."""
