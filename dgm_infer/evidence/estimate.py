@@ -6,8 +6,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from ..arguments import flag, instance, random_seed, whole_number
+from ..arguments import choice, flag, instance, random_seed, whole_number
 from ..errors import ArgumentError, uninterrupted
+from ..linear_maps import KINDS
 from ..progress import Progress, foretold
 from ..references.density import Whitened
 from ..runs.folder import refuse_what_is_there
@@ -204,6 +205,8 @@ def refine_base(
             "target, such as GibbsTempering"
         )
     rounds = whole_number("refine_base", "rounds", rounds, 1)
+    if kind is not None:
+        choice("refine_base", "kind", kind, KINDS)
     seeds = torch.Generator().manual_seed(random_seed("refine_base", seed))
     pilots = []
     for _ in foretold(rounds, f"refine_base: {rounds} rounds"):
