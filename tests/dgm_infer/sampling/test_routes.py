@@ -4,6 +4,7 @@ Noise of a width that depends on the latents makes each of them need its own cor
 of the noise, the normaliser of the likelihood.
 """
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -121,11 +122,20 @@ def sample(route, x, **changes):
     return dgm.sample(make(x), kernel, **arguments).inputs[..., :2]
 
 
-def p_values(route, problems):
+@cache
+def starts(problems):
+    """Points on the fibres where the constrained routes but the first begin: annealed and shared out once for all."""
+    _, x = simulated(problems)
+    kernel = CONSTRAINED.replace(step_size=1e-3, n_steps=1)
+    options = {"chains": CHAINS, "warmup": 0, "draws": 1, "seed": 1, "progress": False}
+    return dgm.sample(fibre(x), kernel, **options).inputs[:, 0]
+
+
+def p_values(route, problems, **changes):
     """Of uniform ranks of the two latents, their sum and their product."""
     z, x = simulated(problems)
     # the last draw of every chain: independent of the others, and of the start if the chain has forgotten it
-    draws = sample(route, x)[:, -1]
+    draws = sample(route, x, **changes)[:, -1]
 
     def functions(z):
         return torch.stack([z[..., 0], z[..., 1], z.sum(-1), z.prod(-1)])
@@ -139,7 +149,9 @@ def p_values(route, problems):
 @pytest.mark.parametrize("route", ROUTES)
 def test_every_route_is_calibrated_over_simulated_observations(route):
     # over nine other sets of data the p-values of the constrained kernel were uniform
-    assert min(p_values(ROUTES[route], n_problems(route))) > ALARM
+    n = n_problems(route)
+    changes = {"initial": starts(n)} if route.startswith("constrained,") else {}
+    assert min(p_values(ROUTES[route], n, **changes)) > ALARM
 
 
 @pytest.mark.slow
@@ -150,7 +162,10 @@ def test_control_a_route_without_its_correction_is_not_calibrated(route, monkeyp
     # the default is the lifted kernel
     if route.startswith(("lifted", "default")):
         without_determinant(monkeypatch)
-    assert min(p_values(mistaken(route), n_problems(route))) < 1e-6
+    n = n_problems(route)
+    # a mistake of the kernel, which starts have not
+    changes = {"initial": starts(n)} if route.startswith("constrained") else {}
+    assert min(p_values(mistaken(route), n, **changes)) < 1e-6
 
 
 def means(route, x):
