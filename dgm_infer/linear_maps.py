@@ -20,7 +20,7 @@ Kind = Literal["diagonal", "full", "low_rank"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 # Multiplications up to which, in compiled code, a product is a loop of its own and not a call of a library, which takes
 # longer to start. Measured with matrices of 2 to 64 rows and 4 to 400 vectors: as fast at about 2000; of a million the
-# loop takes four times as long, of 20 million 16 times, because it writes them all to memory.
+# loop takes five to eight times as long, of 20 million 16 times, as it writes them all to memory.
 _SMALL = 2**11
 
 
