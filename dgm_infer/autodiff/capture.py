@@ -87,7 +87,9 @@ def capture(function: Callable[..., Sequence[Tensor]], *examples: Tensor, differ
         try:
             module = traced(lambda *inputs: list(function(*inputs)))(*examples)
         except Exception as error:
-            raise ModelError(f"it cannot be captured as a graph ({error})") from error
+            looks = "value out of a tracing tensor" in str(error)
+            reason = "Python looks at values of its tensors" if looks else error
+            raise ModelError(f"it cannot be captured as a graph ({reason})") from error
     random = [node for node in module.graph.nodes if torch.Tag.nondeterministic_seeded in _tags(node)]
     if random:
         raise ModelError(f"it draws random numbers ({random[0].target})")

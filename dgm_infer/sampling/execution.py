@@ -14,7 +14,7 @@ from ..autodiff.captured import CapturedTarget, evaluated_by
 from ..autodiff.programs import CompiledTarget, Program
 from ..autodiff.pytrees import flatten, tree_map
 from ..conditioning.fibre import Fibre
-from ..errors import ModelError
+from ..errors import ModelError, warn
 from ..kernels import Info, Kernel
 from ..kernels.kernel import Compilable, Counted, State
 from ..target import Target
@@ -24,6 +24,10 @@ Report = Callable[[str], None]
 
 def _nothing(text: str) -> None:
     pass
+
+
+def _asked(kernel: Any) -> str:
+    return f"{type(getattr(kernel, 'kernel', kernel)).__name__}(compile=True)"
 
 
 @dataclass(frozen=True)
@@ -179,6 +183,8 @@ class Execution:
         if self._compiles is None:
             if not isinstance(kernel, Compilable) or not kernel.is_program(self._problem):
                 self._compiles = False
+                if getattr(kernel, "compile", None):
+                    warn(f"{_asked(kernel)}: transitions of this problem are never compiled, compile=None is the same")
             elif kernel.compile is not None:
                 self._compiles = kernel.compile
             elif self._worth(kernel, state):
@@ -187,9 +193,9 @@ class Execution:
                 report("compiling transitions (compile= chooses)")
                 try:
                     self._program(kernel, state)
-                except ModelError:
+                except ModelError as error:
                     if kernel.compile:
-                        raise
+                        raise ModelError(f"{_asked(kernel)}: {error}: compile=None does without") from error
                     self._compiles = False
         return bool(self._compiles)
 

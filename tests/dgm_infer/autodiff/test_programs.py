@@ -1,6 +1,7 @@
 """Transitions captured as programs, and compiled, make the draws that kernels make."""
 
 import dataclasses
+import warnings
 from typing import Any
 
 import pytest
@@ -123,6 +124,17 @@ def test_a_kernel_is_compiled_once_its_transitions_have_taken_as_long(monkeypatc
     monkeypatch.setattr(executions, "_SETTINGS", CompilationSettings(compiles=1e-3, each=0.0))
     execution.step(kernel, state, rng(), lasting=True)
     assert len(made) == 1
+
+
+def test_a_kernel_that_cannot_be_compiled_as_asked_says_so(monkeypatch):
+    target, kernel = quartic(), dgm.HMC(step_size=torch.tensor(0.3, dtype=FLOAT), n_steps=5)
+    state = kernel.init(target, torch.zeros(4, 3, dtype=FLOAT))
+    monkeypatch.setattr(dgm.HMC, "is_program", lambda self, problem: False)
+    with pytest.warns(UserWarning, match=r"HMC\(compile=True\): .* compile=None"):
+        Execution(target, 0).step(kernel.replace(compile=True), state, rng(), lasting=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Execution(target, 0).step(kernel, state, rng(), lasting=True)
 
 
 def loop(steps=200):
