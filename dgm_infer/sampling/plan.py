@@ -218,8 +218,9 @@ def _is_narrow(problem: InputPosterior) -> bool:
     return problem.embedding.stretch(u).nanmedian().item() > _RIDGE.least(rows)
 
 
-# Iterations of a warm-up whose length is not given, at most.
-LONGEST_WARMUP = 300
+# Iterations of a warm-up whose length is not given, at most: 340 make the positions for a metric of a hundred
+# dimensions with four chains, and step sizes and lengths settle after it.
+LONGEST_WARMUP = 500
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def sample(
             :class:`ModeJumps` of the default kernel. ``Draws.kernel`` has it.
         chains: chains per problem of the batch.
         warmup: iterations that adapt the kernel and are not kept; None for as many as it takes until step sizes,
-            trajectory lengths and energies have settled, at most 300 (a kernel that adapts no step size, or a metric
+            trajectory lengths and energies have settled, at most 500 (a kernel that adapts no step size, or a metric
             from nothing, takes all of them). With 0, an open step size is only searched for at the starting points.
         draws: draws kept per chain.
         thin: iterations per kept draw.

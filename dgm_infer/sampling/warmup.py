@@ -23,8 +23,10 @@ from .adaptation import (
 )
 
 # Early stopping: transitions of adaptation after which failures of solvers count, and positions correct a
-# metric; over how many of them at least, and positions for every dimension of a metric.
-_OPEN_FIRST, _OPEN_WINDOW, _PER_DIMENSION = 20, 20, 4
+# metric; over how many of them at least, and positions for every dimension of a metric: with ten independent ones the
+# eigenvalues that remain lie within a factor of 4, with four within one of 9, and positions of a chain are not
+# independent.
+_OPEN_FIRST, _OPEN_WINDOW, _PER_DIMENSION = 20, 20, 10
 
 
 class WarmUp:
@@ -50,7 +52,7 @@ class WarmUp:
             None for the kernel's usual one.
         typical: whether the chains start at typical points of the posterior.
         is_open: whether the warm-up may end as soon as everything has settled (:class:`Settling`), and its start-up
-            phase as soon as energies no longer move. A metric that the kernel finds by itself is then refined by four
+            phase as soon as energies no longer move. A metric that the kernel finds by itself is then refined by ten
             positions for every dimension. A warm-up that adapts no step size, or a metric from nothing, whose windows
             take their time, does not end sooner.
     """

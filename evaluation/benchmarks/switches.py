@@ -142,7 +142,7 @@ def _strays():
         yield
 
 
-@switch("open warm-up", "a warm-up of no given length ends as soon as it has settled, and not after 300 iterations")
+@switch("open warm-up", "a warm-up of no given length ends as soon as it has settled, and not after 500 iterations")
 def _open_warmup():
     with replaced(Settling, reached=property(lambda self: False)):
         yield

@@ -121,7 +121,7 @@ def condition_images(
         latent_kernel: kernel of the chains if the pixels are binary: fields of HMC, or any kernel by class path; as it
             stands, what :func:`dgm_infer.sample` picks.
         chains: chains per image.
-        warmup: iterations that adapt the step sizes; null for as many as that takes, at most 300.
+        warmup: iterations that adapt the step sizes; null for as many as that takes, at most 500.
         draws: draws kept per chain.
         thin: iterations per kept draw.
         seed: seed of all randomness; null draws one.
