@@ -12,6 +12,7 @@ from tqdm import tqdm
 import dgm_infer as dgm
 from dgm_infer.diagnosis import DiagnosisWarning
 from dgm_infer.progress import Progress, foretold
+from dgm_infer.sampling.plan import LONGEST_WARMUP
 
 
 def test_the_words_come_from_all_news_since_the_bar_was_last_drawn(capfd):
@@ -197,7 +198,7 @@ def test_a_warm_up_that_ends_early_says_so_before_the_total_falls(capfd):
     target = dgm.Target(lambda x: x.square().sum(-1) / 2, 2)
     dgm.sample(target, dgm.HMC(), chains=8, draws=10, seed=1)
     (found,) = re.findall(r"warm-up: settled after (\d+) of at most (\d+) iterations", capfd.readouterr().err)
-    assert int(found[0]) < int(found[1]) == 300
+    assert int(found[0]) < int(found[1]) == LONGEST_WARMUP
     # the control: a warm-up of given length
     dgm.sample(target, dgm.HMC(), chains=8, warmup=20, draws=10, seed=1)
     assert "settled" not in capfd.readouterr().err
