@@ -31,6 +31,13 @@ class TrajectorySettings:
     """Initial trajectory length: on a standard normal density it makes the next position independent of this one."""
     most_steps: int = 200
     """Maximum steps per transition, however small they are: a bound on its time."""
+    short: float = 1 / 8
+    """Share of transitions whose steps are shorter. On a noisy series of 104 unknowns, whose chains stay up to 2 400
+    transitions where the density is narrow, a quarter gave 0.7 times the effective draws of an eighth, and none 0.07
+    to 0.2 times."""
+    shortest: float = 1 / 16
+    """Smallest share of the step size that they have: acceptance at the usual step size says little of narrower scales
+    that a hundredth of the density has."""
     divergence: float = 1000.0
     """Energy error, in nats, above which a trajectory is a divergence (Stan's)."""
 
@@ -104,6 +111,12 @@ def given_step_size(step_size: float | Tensor | None, like: Tensor) -> Tensor:
     return torch.as_tensor(step_size, dtype=like.dtype, device=like.device).expand_as(like)
 
 
+def _share_of_steps(like: Tensor, rng: torch.Generator) -> Tensor:
+    """The share of the step size that the steps of a transition have, a number."""
+    draw, exponent = random_uniform((2,), like, rng).unbind()
+    return torch.where(draw < TRAJECTORY.short, TRAJECTORY.shortest**exponent, 1.0)
+
+
 @dataclass(frozen=True, eq=False)
 class Scheduled(Settings):
     """Settings of kernels with trajectories of so many steps, or of a length; arguments as in :class:`HMC`."""
@@ -130,6 +143,8 @@ class Scheduled(Settings):
         ``n_steps`` is one number for all chains and problems, uniform on the inclusive range. If that is None, a
         trajectory lasts ``t = U T``, with ``T`` the trajectory length of a problem and ``U ~ Uniform(1/2, 3/2)`` shared
         by all, since the longest trajectory sets the pace, in the fewest equal steps that do not exceed the step size.
+        The steps of one transition in eight are shorter, by a share with a uniform log between 1/16 and 1: chains leave
+        regions where the step size is unstable, in which they would stay for thousands of transitions (math 8.2).
 
         Args:
             longest_step: upper bound on the step size.
@@ -148,7 +163,8 @@ class Scheduled(Settings):
         fraction = 0.5 + random_uniform((), like, rng).expand(batch)
         time = (fraction * length).expand_as(like)
         steps = (time / step_size).ceil().clamp(1, TRAJECTORY.most_steps)
-        return Schedule(steps.to(torch.int64), torch.minimum(time / steps, step_size), fraction)
+        share = _share_of_steps(like, rng)
+        return Schedule(steps.to(torch.int64), share * torch.minimum(time / steps, step_size), share * fraction)
 
     @property
     def constant_steps(self) -> int | None:
@@ -180,7 +196,8 @@ class HMC(Scheduled):
         n_steps: leapfrog steps per transition, or the inclusive range they are drawn from; None derives them from the
             trajectory length.
         trajectory_length: mean duration of a trajectory, a number or ``[*batch]``; None adapts it per problem in
-            warm-up. Durations are uniform between 0.5 and 1.5 times this.
+            warm-up. Durations are uniform between 0.5 and 1.5 times this; one transition in eight has as many steps,
+            but up to 16 times shorter ones, so that chains do not stay where the step size is too long.
         metric: covariance that the target is taken to have, whose inverse is the mass: ``"identity"``, or
             ``"diagonal"``, ``"dense"`` or ``"low_rank"`` (plus diagonal), which warm-up adapts per problem to the
             positions of all chains, or an adapted metric of another run. Lengths are in units of the metric.
