@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .arguments import allocatable, default_type, function, random_generator, sizes, whole_number
-from .arguments.values import shown
+from .arguments.values import plural, shown
 from .errors import ArgumentError
 from .html import block, text
 
@@ -159,7 +159,7 @@ class Target:
 
     def __repr__(self) -> str:
         batch = f", *batch = {tuple(self.batch_shape)}" if self.batch_shape else ""
-        return f"{type(self).__name__}({self.dim} dimension{'' if self.dim == 1 else 's'}{batch})"
+        return f"{type(self).__name__}({plural(self.dim, 'dimension')}{batch})"
 
     def _repr_html_(self) -> str:
         return block(f'<p class="said">{text(self)}</p>')

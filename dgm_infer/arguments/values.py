@@ -138,6 +138,11 @@ def of_problems(which: Tensor) -> str:
     return f" of problems {', '.join(before)} and {last}" if before else f" of problem {last}"
 
 
+def plural(n: int, noun: str) -> str:
+    """``1 draw``, or ``2 draws``."""
+    return f"{n} {noun}" + ("" if n == 1 else "s")
+
+
 def is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import context, whole_number
+from ..arguments.values import plural
 from ..diagnosis import Finding
 from ..errors import DgmInferError
 from ..html import block, table, text
@@ -97,14 +98,10 @@ class Report:
 
     @property
     def _heading(self) -> str:
-        sizes = [
-            f"{value} {name}{'' if value == 1 else 's'}"
-            for name, value in (("input", self.n_inputs), ("output", self.n_outputs))
-            if value is not None
-        ]
+        counts = (("input", self.n_inputs), ("output", self.n_outputs))
+        sizes = [plural(value, name) for name, value in counts if value is not None]
         if self.n_noise and self.n_inputs is not None:
-            inputs = self.n_inputs - self.n_noise
-            sizes[0] = f"{inputs} input{'' if inputs == 1 else 's'} + {self.n_noise} of noise"
+            sizes[0] = f"{plural(self.n_inputs - self.n_noise, 'input')} + {self.n_noise} of noise"
         sizes += [] if self.rank is None else [f"rank {self.rank}"]
         verdict = "no fault found" if not self.codes else f"{len(self.codes)} found"
         return f"{self.model}" + (f" ({', '.join(sizes)})" if sizes else "") + f": {verdict}"

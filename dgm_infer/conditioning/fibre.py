@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import allocatable, flag, function, positive, random_generator, whole_number
+from ..arguments.values import plural
 from ..autodiff.pytrees import take, tree_map
 from ..autodiff.row_execution import PLAIN, SETTINGS, Computation, FibreGraphs, evaluate
 from ..html import block, text
@@ -78,15 +79,10 @@ class Fibre:
         self._variants: dict[Computation, Fibre] = {}
 
     def __repr__(self) -> str:
-        n_problems, n_values = self.batch_shape.numel(), self.values.shape[-1]
-        sizes = [
-            (self.dim, "input"),
-            (n_values, "observed value"),
-            *([(n_problems, "problem")] if self.batch_shape else []),
-        ]
-        counts = ", ".join(f"{n} {name}" + ("" if n == 1 else "s") for n, name in sizes)
+        sizes = [plural(self.dim, "input"), plural(self.values.shape[-1], "observed value")]
+        sizes += [plural(self.batch_shape.numel(), "problem")] if self.batch_shape else []
         structure = type(self.structure).__name__.lower()
-        return f"{type(self).__name__}({type(self.model).__name__}: {counts}; structure: {structure})"
+        return f"{type(self).__name__}({type(self.model).__name__}: {', '.join(sizes)}; structure: {structure})"
 
     def _repr_html_(self) -> str:
         return block(f'<p class="said">{text(self)}</p>')

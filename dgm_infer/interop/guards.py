@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ..arguments.values import plural
 from ..autodiff.jacobian_products import pull_back
 from ..conditioning.agreement import check_agreement
 from ..errors import DgmInferError, ModelError, cause, warn
@@ -208,8 +209,8 @@ def _find_structure(model: TracedModel, frozen: TracedModel, u: Tensor, structur
     model.arrange(model.draws, split)
     n_units = n_outputs // split.outputs
     model.found = (
-        f"{n_units} independent units of {_number(split.outputs, 'output')} and "
-        f"{_number(split.inputs, 'local input')} each, {_number(split.n_global, 'global input')}"
+        f"{n_units} independent units of {plural(split.outputs, 'output')} and "
+        f"{plural(split.inputs, 'local input')} each, {plural(split.n_global, 'global input')}"
     )
 
 
@@ -263,10 +264,6 @@ def _depends(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
         jacobian = pull_back(function, u)[1]
     # a derivative that overflows is one
     return (jacobian != 0).any(1).cpu()
-
-
-def _number(n: int, what: str) -> str:
-    return f"{n} {what}" + ("" if n == 1 else "s")
 
 
 def _differ(a: Tensor, b: Tensor) -> bool:

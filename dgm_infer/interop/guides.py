@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from ..arguments import allocatable, positive, random_seed, whole_number
-from ..errors import ArgumentError, EvidenceError, cause, extra
+from ..errors import ArgumentError, EvidenceError, cause
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..progress import foretold
 from ..references import Gaussian
 from ..references.density import origin
 from ..references.variational import check_divergence, lower_bound
+from ..sampling.predictive import importing_pyro
 from ..target import Target, as_target
 from .pyro import PyroTarget
 
-with extra("pyro"), warnings.catch_warnings():
-    warnings.filterwarnings("ignore", message=r".*torch\.jit")
+with importing_pyro():
     import pyro
     import pyro.distributions
     import pyro.optim

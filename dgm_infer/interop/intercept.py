@@ -136,20 +136,13 @@ def _size(args: tuple, kwargs: dict) -> torch.Size:
     return torch.Size([int(n) for n in size])
 
 
-def _randn(mode, func, args, kwargs):
-    return mode.draw(func, args, kwargs, location_scale(0.0, 1.0, _size(args, kwargs)))
+def _size_of_first(args: tuple, kwargs: dict) -> torch.Size:
+    return (args[0] if args else kwargs["input"]).shape
 
 
-def _rand(mode, func, args, kwargs):
-    return mode.draw(func, args, kwargs, uniform_between(0.0, 1.0, _size(args, kwargs)))
-
-
-def _randn_like(mode, func, args, kwargs):
-    return mode.draw(func, args, kwargs, location_scale(0.0, 1.0, (args[0] if args else kwargs["input"]).shape))
-
-
-def _rand_like(mode, func, args, kwargs):
-    return mode.draw(func, args, kwargs, uniform_between(0.0, 1.0, (args[0] if args else kwargs["input"]).shape))
+def _standard(form: Callable[..., Reparametrisation], size: Callable[[tuple, dict], torch.Size]) -> Special:
+    """A function that makes draws of N(0, 1), or of the unit interval."""
+    return lambda mode, func, args, kwargs: mode.draw(func, args, kwargs, form(0.0, 1.0, size(args, kwargs)))
 
 
 def _normal(mode, func, args, kwargs):
@@ -161,8 +154,7 @@ def _normal(mode, func, args, kwargs):
 
 
 def _standard_gamma(mode, func, args, kwargs):
-    concentration = args[0]
-    return mode.draw(func, args, kwargs, gamma(concentration.to(mode.tape.dtype)))
+    return mode.draw(func, args, kwargs, gamma(args[0].to(mode.tape.dtype)))
 
 
 def _in_place(form: Callable[..., Reparametrisation], *names: tuple[str, float]) -> Special:
@@ -212,10 +204,6 @@ def _copy(mode, func, args, kwargs):
 def _new(mode, func, args, kwargs):
     made = func(*args, **kwargs)
     return mode.made(made.to(mode.dtype) if made.is_floating_point() else made)
-
-
-def _float(mode, func, args, kwargs):
-    return args[0].to(mode.dtype)
 
 
 def _cut(mode, func, args, kwargs):
@@ -299,16 +287,20 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _CONSTANTS = {torch.eye, torch.arange, torch.linspace, torch.logspace}
 _DATA: Any = Tensor.data.__get__  # type: ignore[attr-defined]
 # what makes tensors, in the type and on the device of the code
-_MAKING: dict[Any, Special] = {Tensor.new: _new, Tensor.float: _float, torch.as_tensor: _as_tensor}
+_MAKING: dict[Any, Special] = {
+    Tensor.new: _new,
+    Tensor.float: lambda mode, func, args, kwargs: args[0].to(mode.dtype),
+    torch.as_tensor: _as_tensor,
+}
 _MAKING |= dict.fromkeys(
     [torch.empty, torch.zeros, torch.ones, torch.full, torch.tensor, torch.scalar_tensor, *_CONSTANTS], _factory
 )
 _SPECIAL: dict[Any, Special] = {
     **_MAKING,
-    torch.randn: _randn,
-    torch.rand: _rand,
-    torch.randn_like: _randn_like,
-    torch.rand_like: _rand_like,
+    torch.randn: _standard(location_scale, _size),
+    torch.rand: _standard(uniform_between, _size),
+    torch.randn_like: _standard(location_scale, _size_of_first),
+    torch.rand_like: _standard(uniform_between, _size_of_first),
     torch.normal: _normal,
     torch._standard_gamma: _standard_gamma,  # type: ignore[attr-defined]
     Tensor.normal_: _in_place(location_scale, ("mean", 0.0), ("std", 1.0)),

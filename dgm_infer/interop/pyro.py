@@ -1,7 +1,6 @@
 """Pyro programs as targets: their latent variables on R^D, for evidence methods and kernels."""
 
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -9,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..arguments import floating_type
-from ..errors import ArgumentError, ModelError, cause, extra, warn
-from ..sampling.predictive import CalledProgram
+from ..errors import ArgumentError, ModelError, cause, warn
+from ..sampling.predictive import CalledProgram, importing_pyro
 from ..target import Target
 from .charts import chart_of, has_chart
 from .intercept import Interception
@@ -30,8 +29,7 @@ from .statements import (
 from .straight_line import Parts, Rows
 from .tape import Draw, Tape, present_line
 
-with extra("pyro"), warnings.catch_warnings():
-    warnings.filterwarnings("ignore", message=r".*torch\.jit")
+with importing_pyro():
     import pyro
     from pyro import poutine
     from pyro.distributions.util import scale_and_mask

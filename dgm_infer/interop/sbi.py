@@ -15,6 +15,7 @@ from ..errors import ArgumentError, ModelError
 from ..kernels import Kernel
 from ..kernels.kernel import check_kernel
 from ..models import LatentVariableModel, as_generative_model, frozen_copy, is_discrete, reference_tensor
+from ..sampling.chain_groups import labels
 from ..sampling.draws import Draws
 from ..sampling.sample import sample
 from ..target import reference
@@ -100,12 +101,7 @@ class SBIPosterior:
     @property
     def entries(self) -> list[str]:
         """What the entries of theta are, for example ``["slope", "effect[0]", "effect[1]"]``."""
-        latents = self._chosen(self._joint(1, 0)[0])
-        return [
-            name + (f"[{', '.join(map(str, index))}]" if index else "")
-            for name, value in latents.items()
-            for index in torch.ones(value.shape[1:]).nonzero().tolist()
-        ]
+        return labels(self._chosen(self._joint(1, 0)[0]), 1)
 
     def sample(
         self, sample_shape: Sequence[int] = (), x: Any = None, show_progress_bars: bool = True, **kwargs: Any
@@ -138,10 +134,8 @@ class SBIPosterior:
         """Draws of theta given each of many observations, ``[*sample_shape, B, d]``.
 
         Args:
-            sample_shape: shape of independent draws.
             x: ``[B, *x_shape]``.
-            show_progress_bars: show the bar of :func:`dgm_infer.sample`.
-            kwargs: other settings of sbi's posteriors, which do not apply here and are refused.
+            sample_shape, show_progress_bars, kwargs: as for :meth:`sample`.
 
         Raises:
             ArgumentError: x is not a batch.

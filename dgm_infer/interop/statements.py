@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from ..arguments import array, mapping
-from ..errors import ModelError, cause, extra
-from ..sampling.predictive import CalledProgram
+from ..errors import ModelError, cause
+from ..sampling.predictive import CalledProgram, importing_pyro, is_stated
 from .charts import has_fewer_dimensions, without_events
 
-with extra("pyro"), warnings.catch_warnings():
-    # torch.jit warns about this Python version; only parts of Pyro that are unused here need it
-    warnings.filterwarnings("ignore", message=r".*torch\.jit")
+with importing_pyro():
     import pyro
     from pyro import poutine
     from pyro.distributions import Delta, MaskedDistribution
@@ -144,11 +142,7 @@ def point_of(fn: Any) -> Any:
 
 def is_deterministic(node: Node) -> bool:
     """Whether it is a function of others: ``pyro.deterministic``, or a ``Delta``."""
-    return _is_stated(node) or point_of(node["fn"]) is not None
-
-
-def _is_stated(node: Node) -> bool:
-    return bool(node["infer"] and node["infer"].get("_deterministic"))
+    return is_stated(node) or point_of(node["fn"]) is not None
 
 
 def is_latent(node: Node) -> bool:
@@ -160,7 +154,7 @@ def has_data(node: Node) -> bool:
 
     A ``Delta`` that is observed at its own point is what ``poutine.reparam`` makes of a variable.
     """
-    if not is_variable(node) or not node["is_observed"] or _is_stated(node):
+    if not is_variable(node) or not node["is_observed"] or is_stated(node):
         return False
     point = point_of(node["fn"])
     return point is None or not torch.equal(*torch.broadcast_tensors(torch.as_tensor(node["value"]), point.v))

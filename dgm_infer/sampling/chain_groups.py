@@ -51,12 +51,11 @@ def side_by_side(latents: dict[str, Tensor], batch: int) -> Tensor:
     return torch.cat([value.double().unsqueeze(-1).flatten(2 + batch) for value in latents.values()], -1)
 
 
-def labels(latents: dict[str, Tensor], batch: int) -> list[str]:
-    """Names of the D columns of :func:`side_by_side`, such as ``z[3]``."""
-    shapes = {name: value.shape[2 + batch :] for name, value in latents.items()}
+def labels(latents: dict[str, Tensor], n_lead: int) -> list[str]:
+    """Names of the entries of latents ``[*lead, *shape]``, such as ``z[3]``, in the order of :func:`side_by_side`."""
     return [
         f"{name}[{', '.join(map(str, index))}]" if index else name
-        for name, shape in shapes.items()
+        for name, shape in ((name, value.shape[n_lead:]) for name, value in latents.items())
         for index in product(*map(range, shape))
     ]
 

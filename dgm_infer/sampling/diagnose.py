@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..arguments.values import of_problems
+from ..arguments.values import of_problems, plural
 from ..conditioning.faults import off_scale
 from ..conditioning.fibre import Fibre
 from ..conditioning.observed import made_by
@@ -83,7 +83,7 @@ def _starts(ancestors: Tensor | None) -> Iterator[Finding]:
     starts = 1 + (ordered[1:] != ordered[:-1]).sum(0)
     few = starts < min(_SETTINGS.starts, len(ancestors))
     if few.any():
-        fewest = _counted(starts[few].min(), "starting point")
+        fewest = plural(int(starts[few].min()), "starting point")
         yield finding(
             "misleading",
             f"the {len(ancestors)} chains{of_problems(few)} descend from {fewest}",
@@ -135,10 +135,10 @@ def _transitions(draws: Run, told: Tensor) -> Iterator[Finding]:
     if "n_steps" in stats:
         share = stats["diverging"].mean((0, 1)) * ~told
         if (bad := share > _SETTINGS.diverging).any():
+            diverged = plural(round(float(share.max() * made)), "transition")
             yield finding(
                 "misleading",
-                f"{_counted(share.max() * made, 'transition')} of {made} diverged ({100 * share.max():.2g} %)"
-                f"{of_problems(bad)}",
+                f"{diverged} of {made} diverged ({100 * share.max():.2g} %){of_problems(bad)}",
                 "draws may be missing where the density is narrow: use smaller steps (target_acceptance=0.95), or "
                 "rescale the variables",
                 bad,
@@ -175,10 +175,10 @@ def _mixing(variables: dict[str, Tensor], shape: torch.Size, told: Tensor) -> tu
     (chains, n), batch = shape[:2], shape[2:]
     every = torch.ones(batch, dtype=torch.bool)
     if n < _SETTINGS.fewest:
-        what = f"{_counted(n, 'draw')} per chain"
+        what = f"{plural(n, 'draw')} per chain"
         return [finding("misleading", what, "R-hat and effective draws need more (draws=)", every)], [what]
     values = side_by_side(variables, len(batch)).cpu()
-    names = labels(variables, len(batch))
+    names = labels(variables, len(shape))
     found = []
     if (lost := ~values.isfinite().all(1).all(0).all(-1)).any():
         share = (~values.isfinite().all(-1)).double().mean((0, 1)).max()
@@ -287,8 +287,3 @@ def _numbers(draws: Run) -> Iterator[str]:
         yield f"{100 * float(sum(failed)):.2g} % of projections and reversals failed"
     if "constraint_error" in stats:
         yield f"constraint error at most {stats['constraint_error'].max():.1g}"
-
-
-def _counted(number: Tensor | float, noun: str) -> str:
-    n = round(float(number))
-    return f"{n} {noun}" + ("" if n == 1 else "s")

@@ -2,7 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,6 +15,17 @@ from ..errors import ArgumentError, ModelError, cause, extra
 
 # Runs that are vectorised at once.
 _ROWS = 4096
+
+
+@contextmanager
+def importing_pyro() -> Iterator[None]:
+    """Context for imports of Pyro, which an extra installs.
+
+    Parts of it that are unused here need torch.jit, which warns about this Python version.
+    """
+    with extra("pyro"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r".*torch\.jit")
+        yield
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +95,8 @@ def predicted(
     given = [name for name in latents if name in sites and not sites[name].is_deterministic and name not in fresh]
     _check(program, sites, latents, n_lead, given, fresh)
     rows = {name: latents[name].to(sites[name].like).reshape(-1, *sites[name].like.shape) for name in given}
-    wanted = [name for name, site in sites.items() if name not in given and _is_wanted(name, site, program, fresh)]
+    drawn = {name for name, site in sites.items() if program.is_new or site.was_observed} | {*program.observed, *fresh}
+    wanted = [name for name in sites if name in drawn and name not in given]
 
     def one(values: dict[str, Tensor]) -> dict[str, Tensor]:
         every = {name: node["value"] for name, node in _run(program, values)[0].items()}
@@ -120,7 +133,7 @@ def _first_run(program: CalledProgram) -> dict[str, _Site]:
             nodes, observed = _run(program, {})
         except Exception as error:
             raise ModelError(f"predictive(): {program.name} fails: {cause(error)}") from error
-    return {name: _Site(node["value"], _is_deterministic(node), name in observed) for name, node in nodes.items()}
+    return {name: _Site(node["value"], is_stated(node), name in observed) for name, node in nodes.items()}
 
 
 def _check(
@@ -158,15 +171,9 @@ def _check(
         )
 
 
-def _is_wanted(name: str, site: _Site, program: CalledProgram, fresh: Collection[str]) -> bool:
-    return program.is_new or site.was_observed or name in program.observed or name in fresh
-
-
 def _run(program: CalledProgram, values: Mapping[str, Tensor]) -> tuple[dict[str, Any], set[str]]:
     """The statements of one run that takes these values, and the names of those that the program has data for."""
-    with extra("pyro"), warnings.catch_warnings():
-        # torch.jit warns about this Python version; only parts of Pyro that are unused here need it
-        warnings.filterwarnings("ignore", message=r".*torch\.jit")
+    with importing_pyro():
         import pyro
         from pyro import poutine
         from pyro.distributions import Unit
@@ -181,7 +188,7 @@ def _run(program: CalledProgram, values: Mapping[str, Tensor]) -> tuple[dict[str
         def _pyro_sample(self, msg):
             name, fn = msg["name"], msg["fn"]
             # what pyro.factor adds to a density is not a value
-            if isinstance(fn, _Subsample | Unit) or _is_deterministic(msg):
+            if isinstance(fn, _Subsample | Unit) or is_stated(msg):
                 return
             if msg["is_observed"]:
                 observed.add(name)
@@ -200,7 +207,8 @@ def _run(program: CalledProgram, values: Mapping[str, Tensor]) -> tuple[dict[str
     return nodes, observed
 
 
-def _is_deterministic(node: Mapping[str, Any]) -> bool:
+def is_stated(node: Mapping[str, Any]) -> bool:
+    """Whether a statement is ``pyro.deterministic``."""
     return bool(node["infer"] and node["infer"].get("_deterministic"))
 
 
