@@ -19,9 +19,9 @@ from dgm_infer.arguments import (
     file_path,
     flag,
     function,
+    instance,
     interval,
     mapping,
-    optional,
     sizes,
     whole_number,
 )
@@ -217,7 +217,8 @@ def from_module(
     arguments = mapping("from_module", "arguments", arguments, "{'label': torch.tensor(3)}")
     if not isinstance(select, int | str) or isinstance(select, bool):
         raise ArgumentError(f"from_module(select={shown(select)}): must be an index or a key, such as 0 or 'sample'")
-    optional("from_module", "key", key, str, "'state_dict'")
+    if key is not None:
+        instance("from_module", "key", key, str, "'state_dict'")
     flag("from_module", "trust", trust)
     for name in inputs:
         if name == "z" or name in arguments:

@@ -62,11 +62,6 @@ def names_of(call: str, field: str, value: Any, known: Collection[str] | None = 
     raise ArgumentError(f"{call}({field}={shown(value)}): must be {expected}")
 
 
-def optional(call: str, field: str, value: Any, kind: type[Value], example: str) -> Value | None:
-    """As :func:`instance`, or None."""
-    return None if value is None else instance(call, field, value, kind, example)
-
-
 def of_kind(call: str, field: str, value: Any) -> Literal[True]:
     """Refuse arrays and tensors that do not hold one number per entry; anything else passes."""
     kind, remedy = "", ""

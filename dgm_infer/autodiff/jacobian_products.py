@@ -79,7 +79,7 @@ def _follows_forward(function: Callable[[Tensor], Tensor], u: Tensor) -> bool:
         except RuntimeError:
             # rows may have data of their own
             value = function(u.detach().requires_grad_())
-    return not any(node.name().startswith(_WRONG_BEYOND) for node in _graph(value))
+    return not any(node.name().startswith(_WRONG_BEYOND) for node in autograd_nodes(value))
 
 
 def forward_mode(function: Callable[[Tensor], Tensor], u: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,13 +127,13 @@ def _seen(value: Tensor) -> tuple[int, bool]:
     """The size of the largest tensor between a function's input and its value, and whether there are convolutions on
     the way, by its graph."""
     size, convolves = 0, False
-    for node in _graph(value):
+    for node in autograd_nodes(value):
         size = max(size, *(math.prod(output.shape) for output in node._input_metadata), 0)
         convolves |= node.name().startswith("Convolution")
     return size, convolves
 
 
-def _graph(value: Tensor) -> Iterator[Any]:
+def autograd_nodes(value: Tensor) -> Iterator[Any]:
     """The nodes between a value and what it is differentiated by."""
     seen, nodes = set(), [value.grad_fn]
     while nodes:

@@ -59,11 +59,10 @@ class RecordedProgram:
         outputs: list[Tensor] = []
         for node in nodes:
             if node.op == "output":
-                self._stages.append(self._stretch(module, stretch))
+                self._stages += self._stretch(module, stretch)
                 outputs = self._tensors(node.args[0])
             elif _is_loop(node):
-                self._stages.append(self._stretch(module, stretch))
-                self._stages.append(self._loop(module, node))
+                self._stages += [*self._stretch(module, stretch), self._loop(module, node)]
                 stretch = []
             elif node.op != "placeholder":
                 stretch.append(node)
@@ -73,10 +72,8 @@ class RecordedProgram:
         """The tensors that a node has as an argument."""
         return list(map_arg(argument, lambda n: self._values[n]))
 
-    def _stretch(self, module: fx.GraphModule, nodes: list[fx.Node]) -> Callable[[], None]:
-        if not nodes:
-            return _nothing
-        return self._record(lambda: _evaluate(module, nodes, self._values))
+    def _stretch(self, module: fx.GraphModule, nodes: list[fx.Node]) -> list[Callable[[], None]]:
+        return [self._record(lambda: _evaluate(module, nodes, self._values))] if nodes else []
 
     def _loop(self, module: fx.GraphModule, node: fx.Node) -> Callable[[], None]:
         """A loop: the carried tensors have memory of their own, which every round overwrites."""
@@ -132,10 +129,6 @@ def _copy(into: list[Tensor], values: list[Tensor]) -> None:
 
 def _is_loop(node: fx.Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "while_loop"
-
-
-def _nothing() -> None:
-    pass
 
 
 def _cuda_recorder(device: torch.device) -> Recorder:

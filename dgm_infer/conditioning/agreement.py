@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from ..autodiff.jacobian_products import forward_mode, push_forward
+from ..autodiff.jacobian_products import autograd_nodes, forward_mode, push_forward
 from ..errors import ModelError, cause
 from ..probe import Differences, differences, relative_error
 from ..settings import Settings
@@ -192,17 +192,9 @@ def check_second(function: Callable[[Tensor], Tensor], u: Tensor, name: str, *, 
 def faulty_operation(function: Callable[[Tensor], Tensor], u: Tensor) -> str | None:
     """What to use instead of an operation of torch with a wrong derivative; None if a function has none."""
     with torch.enable_grad():
-        waiting, seen = [function(u.detach().requires_grad_()).grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        for name, remedy in _FAULTY.items():
-            if node.name().startswith(name):
-                return remedy
-        waiting += [before for before, _ in node.next_functions]
-    return None
+        nodes = autograd_nodes(function(u.detach().requires_grad_()))
+    found = (remedy for node in nodes for name, remedy in _FAULTY.items() if node.name().startswith(name))
+    return next(found, None)
 
 
 @contextmanager

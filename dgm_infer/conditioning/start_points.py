@@ -37,6 +37,8 @@ class SearchSettings(Settings):
     """Promised reduction of the objective, per output, that is not worth another step."""
     patience: int = 2
     """Poor steps after which a Jacobian is computed again."""
+    steps: int = 300
+    """Steps after which a search has failed."""
     long: int = 60
     """Steps from which searches that are left may be given up."""
     stuck: float = 1e12
@@ -251,7 +253,6 @@ def annealed_search(
     start: Tensor,
     *,
     tolerance: Tensor,
-    max_iterations: int = 300,
     report: Callable[[int, Tensor], None] = lambda found, misfit: None,
     enough: Callable[[Tensor], bool] = lambda found: False,
 ) -> tuple[Tensor, Tensor]:
@@ -267,7 +268,6 @@ def annealed_search(
         fibre: constraints with a dense Jacobian, one per row.
         start: prior draws, ``[R, D]``.
         tolerance: ``[R]``; a row is found when ``max|c| < tolerance``.
-        max_iterations: steps after which a row has failed.
         report: called at every step with the number of rows found and the misfits of the others.
         enough: called with the rows found, ``[R]``, at every step from the 60th on: whether to give up the others.
 
@@ -280,7 +280,7 @@ def annealed_search(
     none = torch.zeros_like(tolerance)
     width = SETTINGS.width * c.square().mean(-1).sqrt()
     rows = _Rows(start, tolerance, SETTINGS.near * width, start, c, jacobian, width, none, none, none.bool())
-    for count in range(max_iterations):
+    for count in range(SETTINGS.steps):
         residual = rows.c.abs().amax(-1)
         running = (residual >= rows.tolerance) & (rows.damping < SETTINGS.stuck)
         if not running.all():

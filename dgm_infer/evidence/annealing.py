@@ -110,11 +110,8 @@ def anneal(
         found = log_mean(finite_or_zero(at.chains.log_weights))
         return found._replace(log_z=sign * found.log_z)
 
-    def made() -> int:
-        return at.made
-
     function, n_steps = partial(_next, path, move, sign), moves.n_steps
-    for _ in progress.steps(words, transitions, (at, path, rng), estimate, made):
+    for _ in progress.steps(words, transitions, (at, path, rng), estimate, lambda: at.made):
         if watch is not None:
             watch(at.chains.log_weights, at.chains.point)
         most = transitions - at.made if watch is None else 1

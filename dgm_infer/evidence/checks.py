@@ -11,6 +11,7 @@ from ..errors import DgmInferError
 from ..progress import Progress
 from ..references.minimise import beside_mode, minimise, places, same_minimum, same_mode
 from ..references.modes import in_units_of, laplace_masses, spread_out
+from .estimators import welch
 from .method import Outcome
 from .path import AnnealedPath
 from .tempering.parallel import ParallelTempering
@@ -234,16 +235,12 @@ def cross_check(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> C
             other = method.run(own, chains, rng, silent).estimate
     except (DgmInferError, RuntimeError, ValueError, ArithmeticError):
         return nothing
-    errors = torch.stack([other.std_error, estimate.std_error]).double().square()
-    total = errors.sum(0)
-    # Welch's degrees of freedom
-    free = total.new_tensor([chains - 1, max(len(outcome.draws) - 1, 1)]).reshape(2, *[1] * total.ndim)
-    dof = total.square() / (errors.square() / free).sum(0)
-    quantile = torch.as_tensor(t.isf(CROSS.false / total.numel(), dof.clamp_min(1.0).cpu().numpy())).to(total)
-    error = total.sqrt()
+    errors = torch.stack([other.std_error, estimate.std_error]).double()
+    variance, dof = welch(errors, (chains - 1, len(outcome.draws) - 1))
+    quantile = torch.as_tensor(t.isf(CROSS.false / variance.numel(), dof.clamp_min(1.0).cpu().numpy())).to(variance)
     difference = (other.log_z - estimate.log_z).double().clamp_min(0.0).nan_to_num(0.0)
-    spread = (difference.square() - CROSS.beyond**2 * total).clamp_min(0.0).nan_to_num(0.0).sqrt()
-    shift = torch.where(difference > quantile * error, difference, 0.0)
+    spread = (difference.square() - CROSS.beyond**2 * variance).clamp_min(0.0).nan_to_num(0.0).sqrt()
+    shift = torch.where(difference > quantile * variance.sqrt(), difference, 0.0)
     return CrossCheck(shift.to(estimate.log_z), spread.to(estimate.log_z))
 
 

@@ -1,6 +1,7 @@
 """Estimates of log Z from log weights, with their errors (math 6.5, math 7.7), in float64."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -91,6 +92,19 @@ def mean_of_chains(values: Tensor) -> Estimate:
     n = values.shape[0]
     error = values.std(0) / math.sqrt(n) if n > 1 else torch.full_like(values[0], math.nan)
     return Estimate(values.mean(0), error, torch.full_like(values[0], math.nan))
+
+
+def welch(errors: Tensor, free: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Variance of the difference of two estimates, and its degrees of freedom (Welch 1947), each ``[*batch]``.
+
+    Args:
+        errors: standard errors of both, ``[2, *batch]``.
+        free: their degrees of freedom, of which each counts as one at least.
+    """
+    squares = errors.square()
+    each = squares.new_tensor([max(n, 1) for n in free]).reshape(2, *[1] * (squares.ndim - 1))
+    total = squares.sum(0)
+    return total, total.square() / (squares.square() / each).sum(0)
 
 
 def tail_excess(difference: Tensor, log_weights: Tensor) -> Tensor:

@@ -1,9 +1,15 @@
 """``Evidence``: estimates of log Z with their errors, status, diagnostics and weighted draws; ``compare()`` of two."""
 
+import io
+import json
+import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from ..arguments import file_path, fraction, function, instance
@@ -12,19 +18,13 @@ from ..diagnosis import Diagnosis, diagnosis, finding
 from ..errors import ArgumentError, CheckpointError, cause
 from ..files import read_arrays, write_file
 from ..html import block, table, text
+from .estimators import welch
 from .method import EstimateStatus
 from .warnings import further_findings, run_warnings
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
-import io
-import json
-import math
-import os
-
-import numpy as np
-import torch
 
 _FORMAT = "dgm-infer evidence 1"
 _Result = TypeVar("_Result")
@@ -84,11 +84,7 @@ class Evidence:
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Ends of ``log_z +- t std_error``, Student's t of ``dof`` degrees of freedom: each ``[*batch]``."""
-        fraction("interval", "level", level)
-        from scipy.stats import t
-
-        half = float(t.ppf(0.5 + level / 2, self.dof)) * self.std_error if self.dof > 0 else self.std_error * math.nan
-        return self.log_z - half, self.log_z + half
+        return _interval(self.log_z, self.std_error, torch.tensor(self.dof), level)
 
     def expectation(self, f: Callable[[Tensor], Tensor]) -> Expectation:
         """Expectation under the target from all weighted draws, ``sum w f / sum w``, a ratio of sums over all chains.
@@ -312,11 +308,7 @@ class Comparison:
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Ends of ``difference +- t std_error``, each ``[*batch]``."""
-        from scipy.stats import t
-
-        fraction("interval", "level", level)
-        half = torch.as_tensor(t.ppf(0.5 + level / 2, self.dof.cpu().numpy())).to(self.std_error) * self.std_error
-        return self.difference - half, self.difference + half
+        return _interval(self.difference, self.std_error, self.dof, level)
 
     @property
     def _known(self) -> Tensor:
@@ -342,6 +334,15 @@ class Comparison:
             ArgumentError: the level is not between 0 and 1.
         """
         return intervals(self.difference, *self.interval(level), "log Z of a - log Z of b")
+
+
+def _interval(value: Tensor, std_error: Tensor, dof: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    from scipy.stats import t
+
+    fraction("interval", "level", level)
+    # without degrees of freedom the quantile is NaN
+    half = torch.as_tensor(t.ppf(0.5 + level / 2, dof.cpu().numpy())).to(std_error) * std_error
+    return value - half, value + half
 
 
 def intervals(value: Tensor, low: Tensor, high: Tensor, label: str) -> "Figure":
@@ -379,12 +380,10 @@ def compare(a: Evidence, b: Evidence) -> Comparison:
     difference = a.log_z - b.log_z.to(a.log_z)
     if not difference.isfinite().any():
         raise ArgumentError("compare(): no problem has an estimate in both")
-    squares = torch.stack([a.std_error, b.std_error.to(a.std_error)]).square()
-    free = squares.new_tensor([a.dof, b.dof]).clamp_min(1).reshape(2, *[1] * difference.ndim)
-    total = squares.sum(0)
+    variance, dof = welch(torch.stack([a.std_error, b.std_error.to(a.std_error)]), (a.dof, b.dof))
     # two errors of zero have no degrees of freedom of their own
-    dof = (total.square() / (squares.square() / free).sum(0)).nan_to_num(float(free.min()))
-    return Comparison(difference, total.sqrt(), dof, _status(a.status, b.status))
+    dof = dof.nan_to_num(float(max(min(a.dof, b.dof), 1)))
+    return Comparison(difference, variance.sqrt(), dof, _status(a.status, b.status))
 
 
 def _status(a: EstimateStatus, b: EstimateStatus) -> EstimateStatus:

@@ -330,10 +330,9 @@ class EvidenceRun:
 
 def estimate_numbers(news: Any) -> dict[str, float]:
     """The latest running estimate, by name: its mean over problems, and the largest error."""
-    found = news
-    if isinstance(found, Tensor):
-        return {"log_z": found.mean().item()}
-    return {"log_z": found.log_z.mean().item(), "std_error": found.std_error.max().item()}
+    if isinstance(news, Tensor):
+        return {"log_z": news.mean().item()}
+    return {"log_z": news.log_z.mean().item(), "std_error": news.std_error.max().item()}
 
 
 def described(news: list[Callable[[], Any]]) -> str:

@@ -97,7 +97,7 @@ class Flow(Whitened):
         Raises:
             ArgumentError: the shape is neither an integer >= 0 nor a sequence of them.
         """
-        return _drawn(self.networks, self.start, self._normal(shape, generator))[0]
+        return _drawn(self.networks, self.start, self._normal(shape, generator))
 
     def take(self, problems: Tensor) -> "Flow":
         """The flows of the problems with flat indices ``[N]``; the batch shape is ``[N]``.
@@ -253,7 +253,7 @@ class Flow(Whitened):
 
         def loss() -> Tensor:
             z = torch.randn(samples, *start.mean.shape, generator=rng, dtype=start.mean.dtype, device=start.mean.device)
-            x, _ = _drawn(networks, start, z)
+            x = _drawn(networks, start, z)
             there = x.detach().requires_grad_()
             # the parameters of the density are held: its score has mean zero and a variance that remains
             frozen.load_state_dict(networks.state_dict())
@@ -319,15 +319,14 @@ def _energy(networks: nn.ModuleList, start: Gaussian, x: Tensor) -> Tensor:
     return start.log_det - torch.stack(columns, 1).reshape((*lead, *start.batch_shape))
 
 
-def _drawn(networks: nn.ModuleList, start: Gaussian, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Points of standard normal numbers ``[..., *batch, D]`` through the flows, and in the flows' own coordinates."""
+def _drawn(networks: nn.ModuleList, start: Gaussian, z: Tensor) -> Tensor:
+    """Points of standard normal numbers through the flows, both ``[..., *batch, D]``."""
     flat = z.reshape(-1, len(networks), start.dim)
     columns = [
         torch.cat([network().transform.inv(part) for part in flat[:, i].split(FLOW.rows)])
         for i, network in enumerate(networks)
     ]
-    v = torch.stack(columns, 1).reshape(z.shape)
-    return start.unwhiten(v), v
+    return start.unwhiten(torch.stack(columns, 1).reshape(z.shape))
 
 
 def _train(

@@ -128,10 +128,8 @@ class Mode(NamedTuple):
     """``[*batch, D]``."""
     energy: Tensor
     """``[*batch]``."""
-    hessian: Tensor
-    """``[*batch, D, D]``, positive definite."""
     cholesky: Tensor
-    """Lower triangular factor of the Hessian."""
+    """Lower triangular factor of the Hessian, ``[*batch, D, D]``."""
 
 
 def find_mode(target, start: Tensor, *, max_iterations: int) -> Mode:
@@ -148,7 +146,7 @@ def find_mode(target, start: Tensor, *, max_iterations: int) -> Mode:
     # near a mode a Newton step squares the remaining distance
     definite, step = _newton_step(hessian, gradient, torch.eye(x.shape[-1], dtype=x.dtype, device=x.device))
     x = torch.where((definite & converged).unsqueeze(-1), x - step, x)
-    energy, gradient, hessian = curvature(target, x)
+    energy, _, hessian = curvature(target, x)
     factor, failed = torch.linalg.cholesky_ex(hessian)
     for bad, what in (
         (failed != 0, "the Hessian at the mode is not positive definite"),
@@ -159,7 +157,7 @@ def find_mode(target, start: Tensor, *, max_iterations: int) -> Mode:
                 f"{what} for {int(bad.sum())} of {bad.numel()} problems: pass start= nearer to a mode, or fit the base "
                 "with Gaussian.fit"
             )
-    return Mode(x, energy, hessian, factor)
+    return Mode(x, energy, factor)
 
 
 class Descended(NamedTuple):

@@ -75,8 +75,7 @@ def all_draws(reader: Reader, device: torch.device | str = "cpu") -> dict[str, T
 
 def check_disk(call: str, path: Path, problem: Any, plan: RunPlan, made: int = 0) -> None:
     """Raise ArgumentError for draws beyond those made that the disk of a folder does not hold."""
-    numbers = {name: getattr(plan, name) for name in ("chains", "warmup", "draws", "thin", "keep")}
-    needed = check_size(problem, **numbers, streams=True)
+    needed = check_size(problem, plan, streams=True)
     needed -= needed * made // plan.draws
     while not path.exists():
         path = path.parent

@@ -231,7 +231,7 @@ class _Pool:
     """Spawned processes; new ones when one of them was lost."""
 
     def __init__(self, n: int):
-        self._n, self._why = n, ""
+        self._n = n
         self._threads = max(1, torch.get_num_threads() // n)
 
     def __enter__(self) -> "_Pool":

@@ -79,12 +79,8 @@ def extend(
     A run that is not finished is finished first. The kernel stays as warm-up left it.
 
     Args:
-        run: the folder, as for :func:`resume`.
+        run, problem, devices, executor, progress: as for :func:`resume`.
         draws: draws to add per chain.
-        problem: as for :func:`resume`.
-        devices: as for :func:`resume`.
-        executor: as for :func:`resume`.
-        progress: show a bar on the standard error stream.
 
     Returns:
         :class:`Draws`, the earlier ones included.

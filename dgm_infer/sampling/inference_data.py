@@ -56,7 +56,11 @@ def inference_data(
         if taken:
             raise ArgumentError(f"a {kind} is named {taken[0]!r}, like a dimension of the draws: rename it")
     # draws must not be lost for the name of what is known anyway
-    observed = {name: value for name, value in observed.items() if _is_storable(name)}
+    observed = {
+        name: value
+        for name, value in observed.items()
+        if not (names_dimension(name) or name in ("", ".") or "/" in name or "\0" in name)
+    }
     chains, _, *problems = next(iter(sample_stats.values())).shape
     for name, value in predictive.items():
         if value.ndim < 2 or (len(value), *value.shape[2 : 2 + n_batch]) != (chains, *problems):
@@ -67,10 +71,14 @@ def inference_data(
     batch = ["problem"] if n_batch == 1 else [f"problem_{i}" for i in range(n_batch)]
 
     def dataset(variables: Mapping[str, Tensor], *lead: str) -> "xarray.Dataset":
-        def dims(name: str, value: Tensor) -> list[str]:
-            return [*lead, *batch, *(f"{name}_dim_{i}" for i in range(value.ndim - len(lead) - n_batch))]
+        import xarray
 
-        return _dataset(variables, {name: dims(name, value) for name, value in variables.items()})
+        values, sizes = {}, {}
+        for name, value in variables.items():
+            dims = [*lead, *batch, *(f"{name}_dim_{i}" for i in range(value.ndim - len(lead) - n_batch))]
+            values[name] = dims, _array(value)
+            sizes |= zip(dims, value.shape, strict=True)
+        return xarray.Dataset(values, coords={dim: range(n) for dim, n in sizes.items()})
 
     groups = {
         "posterior": dataset(posterior, "chain", "draw"),
@@ -93,14 +101,6 @@ def _data(groups: Mapping[str, "xarray.Dataset"]) -> Any:
 def _array(value: Tensor) -> np.ndarray:
     # which NumPy does not know
     return (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()
-
-
-def _dataset(variables: Mapping[str, Tensor], dims: Mapping[str, list[str]]) -> "xarray.Dataset":
-    import xarray
-
-    sizes = {dim: n for name, value in variables.items() for dim, n in zip(dims[name], value.shape, strict=True)}
-    values = {name: (dims[name], _array(value)) for name, value in variables.items()}
-    return xarray.Dataset(values, coords={dim: range(n) for dim, n in sizes.items()})
 
 
 @cache
@@ -166,10 +166,6 @@ def _of_columns(statistic: Callable[[np.ndarray], float], values: Tensor) -> Ten
         warnings.simplefilter("ignore", RuntimeWarning)
         found = [float(statistic(column)) for column in columns]
     return torch.tensor(found, dtype=torch.float64).reshape(values.shape[2:])
-
-
-def _is_storable(name: str) -> bool:
-    return not (names_dimension(name) or name in ("", ".") or "/" in name or "\0" in name)
 
 
 def names_dimension(name: str) -> bool:

@@ -20,6 +20,7 @@ from ..models import GenerativeModel
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..target import Target, first_points
 from .inference_data import names_dimension
+from .plan import RunPlan
 
 
 @dataclass(frozen=True)
@@ -47,30 +48,27 @@ class ThreadSettings:
 _SIZES, _THREADS = SizeSettings(), ThreadSettings()
 
 
-def check_size(
-    problem: Fibre | Target, *, chains: int, warmup: int, draws: int, thin: int, keep: str, streams: bool = False
-) -> int:
+def check_size(problem: Fibre | Target, plan: RunPlan, *, streams: bool) -> int:
     """Raise ArgumentError for a run that would not end, or draws that no memory holds; the bytes of the draws.
 
     Args:
         streams: whether draws go to a file, and memory need not hold them.
     """
-    like = getattr(problem, "values", None)
+    like, chains, draws = getattr(problem, "values", None), plan.chains, plan.draws
     chain = math.prod(problem.batch_shape) * problem.dim
     allocatable("sample", "chains", chains, chains * chain, "run fewer chains", like=like)
     # of latents at least one number is kept
-    kept = chain if keep == "inputs" else math.prod(problem.batch_shape)
-    remedy = "make fewer draws, or keep='latents'" if keep == "inputs" else "make fewer draws"
+    kept = chain if plan.keep == "inputs" else math.prod(problem.batch_shape)
+    remedy = "make fewer draws, or keep='latents'" if plan.keep == "inputs" else "make fewer draws"
     # statistics of every draw are kept too
     numbers = chains * draws * (kept + _SIZES.statistics * math.prod(problem.batch_shape))
     if not streams:
         allocatable("sample", "draws", draws, numbers, f"{remedy}, or give a folder (run=)", like=like)
-    iterations = warmup + draws * thin
-    if iterations > _SIZES.iterations:
-        shown = f"{float(min(iterations, 10**300)):.3g}"
+    if plan.transitions > _SIZES.iterations:
+        shown = f"{float(min(plan.transitions, 10**300)):.3g}"
         raise ArgumentError(
-            f"sample(draws={draws}, thin={thin}, warmup={warmup}): {shown} iterations, of {_SIZES.iterations:.0e} at "
-            "most: make fewer draws, or thin less"
+            f"sample(draws={draws}, thin={plan.thin}, warmup={plan.warmup}): {shown} iterations, of "
+            f"{_SIZES.iterations:.0e} at most: make fewer draws, or thin less"
         )
     return numbers * (8 if like is None else like.element_size())
 

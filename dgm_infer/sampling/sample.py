@@ -118,7 +118,7 @@ def sample(
         initial = numbers("sample", "initial", initial)
     keeping = Keeping.checked("sample", run, checkpoint_every, devices, executor)
     in_folder = keeping.is_asked_for or shards is not None or until is not None
-    check_size(problem, chains=chains, warmup=plan.warmup, draws=draws, thin=thin, keep=keep, streams=in_folder)
+    check_size(problem, plan, streams=in_folder)
     if isinstance(problem, Target) and initial is None:
         check_energy(problem, kernel, device_of(problem, initial))
     # find starting points, warm up, draw

@@ -98,9 +98,6 @@ def thumbnails(draws: Any, n: int = 8) -> list[str]:
     return [f"<p>{heading_of(n, n, noun(problem))}</p>", *(figure(p, "", width=max(64, p.shape[1])) for p in pixels)]
 
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 # The colour of hidden pixels, which no grey picture has.
 _HIDDEN = (0.82, 0.87, 0.95)
 
