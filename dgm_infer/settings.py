@@ -36,11 +36,7 @@ class Settings:
         for name in names:
             value = getattr(self, name)
             shape = torch.Size() if value is None else torch.as_tensor(value).shape
-            try:
-                fits = torch.broadcast_shapes(shape, batch_shape) == batch_shape
-            except RuntimeError:
-                fits = False
-            if not fits:
+            if not broadcasts(shape, batch_shape):
                 raise ArgumentError(
                     f"{type(self).__name__}({name} of shape {tuple(shape)}): does not fit the problems, "
                     f"{tuple(batch_shape)}: give a number, or one for every problem"
@@ -57,6 +53,14 @@ class Settings:
         return all(_same(getattr(self, name), getattr(other, name)) for name in names)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def broadcasts(shape: torch.Size, full: torch.Size) -> bool:
+    """Whether a tensor of one shape can stand for one of the full shape."""
+    try:
+        return torch.broadcast_shapes(shape, full) == full
+    except RuntimeError:
+        return False
 
 
 def _same(a: Any, b: Any) -> bool:

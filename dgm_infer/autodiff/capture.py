@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ModelError
-from .simplify import lift_constants, simplified
+from .simplify import lift_constants, simplified, writes
 
 # The graphs whose constants are inputs of a program that is being captured, and those inputs.
 _BOUND: ContextVar[tuple[tuple["Graph", tuple[Tensor, ...]], ...]] = ContextVar("bound", default=())
@@ -101,7 +101,7 @@ def capture(function: Callable[..., Sequence[Tensor]], *examples: Tensor, differ
 
 def _functional(module: fx.GraphModule, examples: Sequence[Tensor]) -> fx.GraphModule:
     """The same graph without operations that write into tensors, which could be constants that are computed once."""
-    if not any(isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable for n in module.graph.nodes):
+    if not any(map(writes, module.graph.nodes)):
         return module
     with torch.no_grad():
         return traced(torch.func.functionalize(module, remove="mutations"))(*examples)
@@ -271,6 +271,11 @@ _LINEAR = {
 }  # fmt: skip
 # Affine where all their tensors are.
 _SUMS = {aten.add, aten.sub, aten.rsub, aten.cat, aten.stack}
+# Affine where all their tensors of real numbers are: what is written, and what it is written into.
+_WRITTEN = {
+    aten.index_add, aten.scatter, aten.scatter_add, aten.masked_fill, aten.masked_scatter, aten.slice_scatter,
+    aten.select_scatter, aten.copy, aten.index_put,
+}  # fmt: skip
 # Affine where one factor is and the others are fixed.
 _PRODUCTS = {aten.mul, aten.mm, aten.bmm, aten.matmul, aten.mv, aten.dot, aten.convolution, aten.vdot}
 
@@ -335,17 +340,7 @@ def _degree(node: fx.Node, degree: dict[fx.Node, int]) -> int:
         return 1 if depends[1] + depends[2] <= 1 else 2
     if target is aten.where:
         return 1 if depends[0] == 0 else 2
-    if target in (
-        aten.index_add,
-        aten.scatter,
-        aten.scatter_add,
-        aten.masked_fill,
-        aten.masked_scatter,
-        aten.slice_scatter,
-        aten.select_scatter,
-        aten.copy,
-        aten.index_put,
-    ):
+    if target in _WRITTEN:
         tensors = [value for value in node.all_input_nodes if value.meta["val"].is_floating_point()]
         return 1 if all(degree[value] <= 1 for value in tensors) else 2
     return 2

@@ -5,6 +5,7 @@ hundreds is bound by its launches, not by its arithmetic. A recorded graph is la
 its body, replayed as often as its counter says, for which the host waits once per loop.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -114,9 +115,7 @@ def _evaluate(module: fx.GraphModule, nodes: list[fx.Node], values: dict[fx.Node
     """Values of nodes, in order, added to those of what they read."""
     for node in nodes:
         if node.op == "get_attr":
-            values[node] = module
-            for name in str(node.target).split("."):
-                values[node] = getattr(values[node], name)
+            values[node] = operator.attrgetter(str(node.target))(module)
         else:
             args, kwargs = map_arg((node.args, node.kwargs), lambda n: values[n])
             values[node] = node.target(*args, **kwargs)  # type: ignore[operator]

@@ -64,7 +64,7 @@ def lift_constants(module: fx.GraphModule, given: Sequence[Tensor] = ()) -> tupl
     places = [node for node in graph.nodes if node.op == "placeholder"]
     before = places[len(given)] if len(places) > len(given) else next(iter(graph.nodes))
     for node in list(graph.nodes):
-        if node.op != "get_attr" or not isinstance(value := _attribute(module, node.target), Tensor):
+        if node.op != "get_attr" or not isinstance(value := operator.attrgetter(node.target)(module), Tensor):
             continue
         key = value.data_ptr(), tuple(value.shape), value.stride(), value.dtype
         if key not in known or value.numel() == 0:
@@ -144,7 +144,7 @@ def _fold(graph: fx.Graph, values: dict[fx.Node, Tensor], nothing: set[Any]) -> 
             continue
         if not all(i in computed for i in inputs) or not (inputs or node.target in _OF_NUMBERS):
             continue
-        if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+        if not isinstance(node.target, torch._ops.OpOverload) or writes(node):
             continue
         args, kwargs = fx.map_arg((node.args, node.kwargs), computed.__getitem__)
         computed[node] = node.target(*args, **kwargs)
@@ -305,7 +305,7 @@ def _merge_equal(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
-        if node.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags:
+        if writes(node) or torch.Tag.nondeterministic_seeded in node.target.tags:
             continue
         key = node.target, repr(node.args), repr(node.kwargs)
         if key in known:
@@ -315,16 +315,14 @@ def _merge_equal(graph: fx.Graph) -> None:
             known[key] = node
 
 
+def writes(node: fx.Node) -> bool:
+    """Whether a node is an operation that writes into its tensors."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
 def _placeholder(graph: fx.Graph, name: str, value: Tensor) -> fx.Node:
     place = graph.placeholder(name)
     # arguments need names of their own, as nodes have
     place.target = place.name
     place.meta["val"] = value
     return place
-
-
-def _attribute(module: fx.GraphModule, target: str) -> Any:
-    value: Any = module
-    for name in target.split("."):
-        value = getattr(value, name)
-    return value

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import ModelError
+from .simplify import writes
 from .xla_algebra import algebra
 from .xla_layers import layers
 from .xla_operations import Known, arithmetic, array_type, elementwise_names
@@ -172,14 +173,8 @@ def _common(args: Sequence[Any]) -> torch.dtype:
     return torch.result_type(*examples) if len(examples) == 2 else examples[0].dtype
 
 
-@cache
-def _types() -> dict[str, torch.dtype]:
-    names = (name for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype))
-    return {name: getattr(torch, name) for name in names}
-
-
 def _torch_type(array: Any) -> torch.dtype:
-    return _types()[array.dtype.name]
+    return getattr(torch, array.dtype.name)
 
 
 def _typed(found: Any, result: Any) -> Any:
@@ -270,7 +265,7 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
 def _functional(module: fx.GraphModule) -> fx.GraphModule:
     """The same graph without operations that write into tensors."""
-    if not any(_writes(node) for node in module.graph.nodes):
+    if not any(map(writes, module.graph.nodes)):
         return module
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -286,7 +281,3 @@ def _functional(module: fx.GraphModule) -> fx.GraphModule:
 def _is_left_behind(node: fx.Node) -> bool:
     """Whether it is what a functional graph ends with: the values of inputs that it wrote into."""
     return node.target is torch.ops.aten.copy_.default and not node.users
-
-
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable

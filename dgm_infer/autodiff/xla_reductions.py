@@ -12,7 +12,7 @@ def reductions() -> dict[str, Known]:
     """By the name of torch's operation."""
     return {
         **{name: Known(function, "result") for name, function in _sums().items()},
-        **{name: Known(function, "own") for name, function in {**_truths(), **_extremes()}.items()},
+        **{name: Known(function, "own") for name, function in _extremes().items()},
     }
 
 
@@ -23,22 +23,14 @@ def _axes(dim: Any) -> tuple[int, ...] | None:
     return tuple(dim) if isinstance(dim, Sequence) else (dim,)
 
 
-def _truths() -> dict[str, Callable[..., Any]]:
-    import jax.numpy as jnp
-
-    return {
-        "all": lambda x, dim=None, keepdim=False: jnp.all(x, axis=_axes(dim), keepdims=keepdim),
-        "any": lambda x, dim=None, keepdim=False: jnp.any(x, axis=_axes(dim), keepdims=keepdim),
-    }
+def _reduction(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, dim=None, keepdim=False: function(x, axis=_axes(dim), keepdims=keepdim)
 
 
 def _sums() -> dict[str, Callable[..., Any]]:
     import jax.numpy as jnp
     from jax import lax, nn
     from jax.scipy import special
-
-    def reduction(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda x, dim=None, keepdim=False: function(x, axis=_axes(dim), keepdims=keepdim)
 
     def variance(x: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Any:
         dims = range(x.ndim) if _axes(dim) is None else _axes(dim)
@@ -50,18 +42,15 @@ def _sums() -> dict[str, Callable[..., Any]]:
     def accumulated(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda x, dim: function(x, axis=dim % max(1, x.ndim)) if x.ndim else x
 
-    def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
-        return special.logsumexp(x, axis=_axes(dim), keepdims=keepdim)
-
     return {
-        "sum": reduction(jnp.sum),
-        "nansum": reduction(jnp.nansum),
-        "mean": reduction(jnp.mean),
-        "prod": reduction(jnp.prod),
-        "logsumexp": logsumexp,
+        "sum": _reduction(jnp.sum),
+        "nansum": _reduction(jnp.nansum),
+        "mean": _reduction(jnp.mean),
+        "prod": _reduction(jnp.prod),
+        "logsumexp": _reduction(special.logsumexp),
         "var": variance,
         "prims.var": lambda x, dims, correction=1: variance(x, dims, correction=correction),
-        "prims.sum": reduction(jnp.sum),
+        "prims.sum": _reduction(jnp.sum),
         "std": lambda *args, **kwargs: jnp.sqrt(variance(*args, **kwargs)),
         "cumsum": accumulated(jnp.cumsum),
         "cumprod": accumulated(jnp.cumprod),
@@ -144,8 +133,10 @@ def _extremes() -> dict[str, Callable[..., Any]]:
         return jnp.min(x, axis=dim, keepdims=keepdim), jnp.max(x, axis=dim, keepdims=keepdim)
 
     return {
-        "amax": lambda x, dim=(), keepdim=False: jnp.max(x, axis=_axes(dim), keepdims=keepdim),
-        "amin": lambda x, dim=(), keepdim=False: jnp.min(x, axis=_axes(dim), keepdims=keepdim),
+        "all": _reduction(jnp.all),
+        "any": _reduction(jnp.any),
+        "amax": _reduction(jnp.max),
+        "amin": _reduction(jnp.min),
         "aminmax": range_of,
         "max": extreme(jnp.max, jnp.argmax, jnp.maximum),
         "min": extreme(jnp.min, jnp.argmin, jnp.minimum),

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ..errors import StartError, warn
 from ..settings import Settings
-from ..structures import Structure
 from ..structures.jacobian import mv
 from .observed import ObservedModel
 from .projection import (
@@ -61,7 +60,6 @@ class Problems(Constraint, Protocol):
     values: Tensor
     batch_shape: torch.Size
     dim: int
-    structure: Structure
 
     @property
     def scale(self) -> Tensor: ...

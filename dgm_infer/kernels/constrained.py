@@ -163,13 +163,10 @@ class ConstrainedHMC(Scheduled):
         # annealing uses each of many fibres once: compiling would take longer
         return self.replace(compile=False)
 
-    def _problem(self, problem: Fibre) -> Fibre:
-        coarse = problem.prefers_float32 if self.float32_jacobians is None else self.float32_jacobians
-        return problem.computed(float32=coarse, gram_force=self.gram_force, traced=problem.traces)
-
     def _rows(self, problem: Fibre, chains: int) -> Any:
         """One flat batch of all chains and problems: a fibre, or what stands for it in a program."""
-        flat = self._problem(problem).rows(chains)
+        coarse = problem.prefers_float32 if self.float32_jacobians is None else self.float32_jacobians
+        flat = problem.computed(float32=coarse, gram_force=self.gram_force, traced=problem.traces).rows(chains)
         return captured_rows(flat) if is_captured() else flat
 
     def _project(

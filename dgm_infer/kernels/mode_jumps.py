@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..arguments.values import shown
+from ..arguments.values import plural, shown
 from ..autodiff.randomness import normal, uniform
 from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError
@@ -21,15 +21,6 @@ from .metropolis import Point, metropolis
 
 # Modes that are kept, at most, and numbers in their covariances, which files and checkpoints hold.
 _MOST, _NUMBERS = 256, 2**21
-
-
-class Landed(NamedTuple):
-    """Outcome of jumps."""
-
-    moved: Tensor
-    """Which chains are elsewhere, ``[chains, *batch]``."""
-    probability: Tensor
-    """Acceptance probability of the jump of each chain, made or not, ``[chains, *batch]``."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -103,7 +94,7 @@ class Jumps(Settings):
         # its numbers would fill pages
         counts = self.counts
         least, most = int(counts.min()), int(counts.max())
-        number = f"{least} mode{'s' * (least != 1)}" if least == most else f"{least} to {most} modes"
+        number = plural(most, "mode") if least == most else f"{least} to {most} modes"
         return f"Jumps({number} of {self.centres.shape[-1]} coordinates)"
 
     def check(self, name: str, batch_shape: torch.Size, dim: int) -> None:
@@ -145,12 +136,16 @@ class Jumps(Settings):
             return self
         return type(self)(self.centres.to(like), self.factors.to(like), self.log_weights.to(like))
 
-    def decided(self, here: Point, there: Point, log_hastings: Tensor, rng: torch.Generator) -> "Landed":
-        """Which of the chains jump from here to there, as :meth:`proposed`: at most half of them."""
+    def decided(self, here: Point, there: Point, log_hastings: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Which of the chains jump from here to there, as :meth:`proposed`: at most half of them.
+
+        Returns:
+            Whether each is there, and the acceptance probability of its jump, made or not, ``[chains, *batch]``.
+        """
         decision = metropolis(here, there, log_hastings, rng)
         # of two modes that are much alike, a jump at every transition would always lead to the other
         half = uniform(here.energy.shape, here.position, rng) < 0.5
-        return Landed(half & (decision.point.position != here.position).any(-1), decision.probability)
+        return half & (decision.point.position != here.position).any(-1), decision.probability
 
     def centred(self, x: Tensor) -> Tensor:
         """``x - m``, each of ``x [chains, *batch, D]`` about the mode that it is most probably of."""

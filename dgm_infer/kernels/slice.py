@@ -11,7 +11,7 @@ from torch import Tensor
 from ..arguments import finite, flag, optional_positive, positive_numbers, whole_number
 from ..errors import ArgumentError
 from ..linear_maps import IDENTITY
-from ..settings import Settings
+from ..settings import Settings, broadcasts
 from ..target import Target
 from .hmc import check_target, draw_momentum
 from .kernel import Info, Trial, Tuning
@@ -93,15 +93,13 @@ class EllipticalSlice(Settings):
 
     def check(self, problem) -> None:
         check_target("EllipticalSlice", problem)
-        shape = (*problem.batch_shape, problem.dim)
+        shape = torch.Size((*problem.batch_shape, problem.dim))
         for name in ("mean", "scale"):
             given = torch.as_tensor(getattr(self, name)).shape
-            try:
-                fits = torch.broadcast_shapes(given, shape) == shape
-            except RuntimeError:
-                fits = False
-            if not fits:
-                raise ArgumentError(f"EllipticalSlice({name} of shape {tuple(given)}): must broadcast to {shape}")
+            if not broadcasts(given, shape):
+                raise ArgumentError(
+                    f"EllipticalSlice({name} of shape {tuple(given)}): must broadcast to {tuple(shape)}"
+                )
 
     def init(self, problem: Target, position: Tensor) -> Point:
         return point_at(problem, position)
