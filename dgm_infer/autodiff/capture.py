@@ -90,7 +90,8 @@ def capture(function: Callable[..., Sequence[Tensor]], *examples: Tensor, differ
             looks = "value out of a tracing tensor" in str(error)
             reason = "Python looks at values of its tensors" if looks else error
             raise ModelError(f"it cannot be captured as a graph ({reason})") from error
-    random = [node for node in module.graph.nodes if torch.Tag.nondeterministic_seeded in _tags(node)]
+    tag = torch.Tag.nondeterministic_seeded
+    random = [node for node in module.graph.nodes if tag in getattr(node.target, "tags", ())]
     if random:
         raise ModelError(f"it draws random numbers ({random[0].target})")
     module, constants = lift_constants(module)
@@ -250,10 +251,6 @@ def quiet() -> Iterator[None]:
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", category=UserWarning, module="torch")
         yield
-
-
-def _tags(node: fx.Node) -> Any:
-    return getattr(node.target, "tags", ())
 
 
 aten = torch.ops.aten

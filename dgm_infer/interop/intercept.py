@@ -14,7 +14,7 @@ from ..errors import ModelError
 from .constants import Constants, is_wrapped, unwrapped
 from .reparametrisation import Reparametrisation, cauchy, exponential, gamma, location_scale, uniform_between
 from .straight_line import LEAVING, writes
-from .tape import Tape, called_within, present_line
+from .tape import Tape, present_line, within_distributions
 
 
 class Promotion(TorchFunctionMode):
@@ -208,7 +208,7 @@ def _new(mode, func, args, kwargs):
 
 def _cut(mode, func, args, kwargs):
     # distributions detach what their own checks use
-    if args[0].is_floating_point() and not called_within("distributions", 3):
+    if args[0].is_floating_point() and not within_distributions(3):
         mode.cuts.append(present_line())
     # vmap has no .data
     return args[0].detach() if func == _DATA else func(*args, **kwargs)
@@ -233,7 +233,7 @@ def _masked_scatter(mode, func, args, kwargs):
 def _set_grad_enabled(mode, func, args, kwargs):
     if not args[0]:
         # sample() of a distribution is rsample() without gradient
-        if called_within("distributions", 6):
+        if within_distributions(6):
             return None
         mode.cuts.append(present_line())
     return func(*args, **kwargs)
@@ -251,7 +251,7 @@ def _clamp_in_place(mode, func, args, kwargs):
     if mode.tape.u is None:
         return func(*args, **kwargs)
     # vmap has no clamp_ of its own
-    return args[0] if called_within("distributions", 3) else args[0].copy_(args[0].clamp(*args[1:], **kwargs))
+    return args[0] if within_distributions(3) else args[0].copy_(args[0].clamp(*args[1:], **kwargs))
 
 
 def _keeps_type(func: Callable[..., Any]) -> bool:

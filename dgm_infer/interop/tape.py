@@ -239,11 +239,11 @@ def first_line(function: Callable[..., Any]) -> str:
     return _quoted(code.co_filename, code.co_firstlineno) if code else repr(function)
 
 
-def called_within(folder: str, most: int) -> bool:
-    """Whether one of the ``most`` frames above the caller is of this folder of torch."""
+def within_distributions(most: int) -> bool:
+    """Whether one of the ``most`` frames above the caller is of ``torch.distributions``."""
     for i, frame in enumerate(_frames(sys._getframe(2))):
         if i == most:
             return False
-        if frame.f_code.co_filename.startswith(f"{_TORCH}/{folder}/"):
+        if frame.f_code.co_filename.startswith(f"{_TORCH}/distributions/"):
             return True
     return False

@@ -142,8 +142,8 @@ class Plateaus:
         return log_share - delta - log_sum, log_share - log_sum
 
 
-def _ramp(r: Tensor) -> Tensor:
-    return r.square() * (3 - 2 * r)
+def _ramp(r: Any) -> Any:
+    return r**2 * (3 - 2 * r)
 
 
 @cache
@@ -155,8 +155,7 @@ def _nodes() -> tuple[np.ndarray, np.ndarray]:
     """
     x, weight = np.polynomial.legendre.leggauss(_NODES)
     x = 0.5 * (1 + x)
-    r = x**2 * (3 - 2 * x)
-    return r**2 * (3 - 2 * r), np.log(3 * x * (1 - x) * weight)
+    return _ramp(_ramp(x)), np.log(3 * x * (1 - x) * weight)
 
 
 # Maximum probabilities held at once: 8 MB, part of which stays in the CPU's caches.
