@@ -120,19 +120,10 @@ def _convolutions() -> dict[str, Callable[..., Any]]:
         )
         return channels_first(found) + shift
 
-    def convolution_backward(
-        gradient: Any,
-        x: Any,
-        weight: Any,
-        bias_sizes: Any,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        transposed: bool,
-        output_padding: Sequence[int],
-        groups: int,
-        wanted: Sequence[bool],
-    ) -> Any:
+    def convolution_backward(gradient: Any, x: Any, weight: Any, bias_sizes: Any, *how: Any) -> Any:
+        # as the convolution was made, and which of the three gradients are wanted
+        *geometry, wanted = how
+        stride, padding, dilation, transposed, _, groups = geometry
         # the gradient of a convolution is a transposed one, and the other way round
         sizes = zip(x.shape[2:], gradient.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
         more = [0 if transposed else n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in sizes]
@@ -142,8 +133,7 @@ def _convolutions() -> dict[str, Callable[..., Any]]:
         if transposed and own is not None:
             # outputs that padding added see no input
             own = own[tuple(slice(n) for n in x.shape)]
-        rest = (None, stride, padding, dilation, transposed, output_padding, groups)
-        weights = jax.vjp(lambda w: convolution(x, w, *rest), weight)[1](gradient)[0] if wanted[1] else None
+        weights = jax.vjp(lambda w: convolution(x, w, None, *geometry), weight)[1](gradient)[0] if wanted[1] else None
         bias = gradient.sum((0, *range(2, gradient.ndim))) if wanted[2] else None
         return own, weights, bias
 
