@@ -38,10 +38,13 @@ def context(call: str) -> None:
 
 
 def array(call: str, field: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """As :func:`numbers`, of the type that it has: data of a program may be counts."""
+    """As :func:`numbers`, of the type that it has: data of a program may be counts.
+
+    It has memory of its own: what the caller later writes into the argument changes nothing.
+    """
     of_kind(call, field, value)
     try:
-        value = _native(value)
+        value = value.detach().clone() if isinstance(value, Tensor) else _native(value)
         values = torch.as_tensor(value).detach()
         # converted directly, Python's numbers lose no digits
         values = torch.as_tensor(value, dtype=dtype).detach() if dtype and not values.is_complex() else values
@@ -132,10 +135,10 @@ def lead_shape(
 
 
 def boolean_mask(call: str, field: str, value: Any) -> Tensor:
-    """A tensor of bools."""
+    """A tensor of bools, with memory of its own."""
     of_kind(call, field, value)
     try:
-        mask = torch.as_tensor(value)
+        mask = value.detach().clone() if isinstance(value, Tensor) else torch.as_tensor(_native(value))
     except (TypeError, ValueError, RuntimeError, OverflowError):
         mask = torch.empty(0)
     if mask.dtype != torch.bool:

@@ -169,7 +169,8 @@ class _Writer:
 
     def _constant(self, value: Any) -> str:
         name = self._constant_names.setdefault(id(value), f"c{len(self._constant_names)}")
-        self._constants[name] = value
+        if name not in self._constants:
+            self._constants[name] = _kept(value)
         return name
 
     def _expression(self, value: Any) -> str:
@@ -184,6 +185,19 @@ class _Writer:
             return "{" + ", ".join(f"{key!r}: {self._expression(each)}" for key, each in value.items()) + "}"
         inner = ", ".join(self._expression(each) for each in value)
         return f"[{inner}]" if isinstance(value, list) else f"({inner},)"
+
+
+def _kept(tree: Any) -> Any:
+    """What a program read from outside, with memory of its own: the program's data may be written to later."""
+    if isinstance(tree, Tensor):
+        return tree.detach().clone()
+    if isinstance(tree, slice):
+        return slice(*(_kept(each) for each in (tree.start, tree.stop, tree.step)))
+    if isinstance(tree, dict):
+        return {name: _kept(value) for name, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(map(_kept, tree))
+    return tree
 
 
 def _own(constant: Tensor, u: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import dgm_infer as dgm
 from dgm_infer import arguments
 from dgm_infer.arguments.values import of_problems
 from dgm_infer.errors import ArgumentError, ModelError, reported_as
+from tests.models import Function
 from tests.oracles import Circle
 
 ACCEPTED = {
@@ -119,6 +120,28 @@ def test_without_a_seed_one_is_drawn():
 
 def test_tensors_are_returned_without_their_history():
     assert not arguments.numbers("f", "x", torch.ones(2, requires_grad=True)).requires_grad
+
+
+def test_what_is_written_into_an_argument_later_changes_nothing():
+    y, matrix, mask = torch.ones(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64), torch.tensor([True, False])
+    circle = Function(lambda u: u[..., :2] * u[..., 2:], 3)
+    conditioned = [
+        dgm.condition(circle, y),
+        dgm.condition(circle, y, tolerance=0.1),
+        dgm.condition(circle, y, observe=dgm.linear(matrix)),
+        dgm.condition(circle, y, observe=dgm.pixels(mask)),
+    ]
+    later, u = dgm.pixels(mask), torch.linspace(-1, 1, 3, dtype=torch.float64)[None]
+    before = [fibre.constraint(u) if isinstance(fibre, dgm.Fibre) else fibre.energy(u) for fibre in conditioned]
+    # the control: what torch makes of a tensor shares its memory
+    shared = torch.as_tensor(y)
+    for tensor in (y, matrix):
+        tensor.fill_(5.0)
+    mask.fill_(True)
+    assert (shared == 5).all()
+    after = [fibre.constraint(u) if isinstance(fibre, dgm.Fibre) else fibre.energy(u) for fibre in conditioned]
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    assert dgm.condition(circle, y, observe=later).values.shape == (1,)
 
 
 def read_only(values):

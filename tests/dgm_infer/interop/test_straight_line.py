@@ -152,6 +152,22 @@ def test_what_outputs_do_not_need_is_left_out():
         recording.code([unused])(zeros)
 
 
+def test_data_that_a_program_read_may_be_written_to_later():
+    x = torch.linspace(0, 1, 3, dtype=FLOAT)
+
+    def line(z):
+        return torch.stack([z * x[0], z * x[1] + torch.randn(())]) + torch.cat([x[2:], torch.randn(1)])
+
+    fibre = dgm.condition(dgm.from_simulator(line, NORMAL), torch.zeros(2), observe=dgm.pixels([False, True]))
+    u = torch.randn(4, fibre.dim, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    before = fibre.constraint(u)
+    x.fill_(5.0)
+    torch.testing.assert_close(fibre.constraint(u), before, rtol=0, atol=0)
+    # the control: a model that is conditioned now reads the data of now
+    other = dgm.condition(dgm.from_simulator(line, NORMAL), torch.zeros(2), observe=dgm.pixels([False, True]))
+    assert not torch.allclose(other.constraint(u), before)
+
+
 def test_the_code_follows_weights_dtype_and_copies():
     net = nn.Linear(1, 3)
     model = dgm.from_simulator(lambda z, net: net(z.reshape(1)) + torch.randn(3), NORMAL, net)
