@@ -46,6 +46,10 @@ class ProbeSettings(Settings):
 
 
 SETTINGS = ProbeSettings()
+WRITES = (
+    "writes into its argument, which would move the chains: let it work on a copy, x = x.clone(), or without x += 1, "
+    "x.mul_(2), x[...] = 0 and inplace=True"
+)
 # Targets whose gradients agree.
 _AGREEING: weakref.WeakSet[Target] = weakref.WeakSet()
 
@@ -61,7 +65,8 @@ def energy_fault(
 ) -> str | None:
     """Describe a fault of the energy at points ``x [n, *batch, D]`` or far from them; None if there is none.
 
-    It must be one real number per point, the same at every call and whatever the other points are, must not fall
+    It must be one real number per point, the same at every call and whatever the other points are, must leave the
+    points as they are, must not fall
     without end, as ``exp(-energy)`` would have no integral, and must have the gradient that the target gives, if it
     gives one. An energy that is NaN or
     infinite at all points is left to the search for a start or a base, which reports more about it; one that is NaN at
@@ -72,8 +77,9 @@ def energy_fault(
         around: points ``[n, *batch, D]`` whose spread sets the distances from their center; None for ``x``.
         differentiated: whether the gradient will be used.
     """
+    given = x.clone()
     try:
-        energy, again = target.energy(x), target.energy(x)
+        energy, again = target.energy(given), target.energy(x.clone())
     except DgmInferError:
         raise
     except Exception as error:
@@ -84,6 +90,8 @@ def energy_fault(
         what = f"of shape {tuple(energy.shape)}" if energy.is_floating_point() else energy.dtype
         expected = f"one real value per point, shape {tuple(x.shape[:-1])}"
         return f"the energy at x of shape {tuple(x.shape)} is {what}: expected {expected}"
+    if not torch.equal(given, x):
+        return f"the energy {WRITES}"
     apart = _difference(energy, again)
     if apart > 0:
         return (
@@ -97,7 +105,7 @@ def energy_fault(
         )
     if _falls(_far_energies(target, x if around is None else around)):
         return "the energy falls without end far from the origin, so that exp(-energy) has no integral: check its sign"
-    return _gradient_fault(target, x) if differentiated else None
+    return target.own_fault(x) or (_gradient_fault(target, x) if differentiated else None)
 
 
 @torch.no_grad()
@@ -193,6 +201,19 @@ def _mixing(target: Target, x: Tensor, energy: Tensor, around: Tensor | None) ->
             # sums round in another order
             apart = max(apart, _difference(own[..., kept], moved[..., kept], 1.0, 0.5))
     return apart
+
+
+@torch.no_grad()
+def dependence(target: Target, x: Tensor, n: int) -> float:
+    """By how much the energies of ``n`` of the points ``x [m, *batch, D]`` differ from those of each alone; 0 up to
+    rounding, or where they cannot be computed."""
+    some = range(0, len(x), max(1, len(x) // n))
+    try:
+        together = target.energy(x)
+        alone = torch.stack([target.energy(x[i : i + 1])[0] for i in some])
+    except Exception:
+        return 0.0
+    return _difference(together[list(some)], alone, 1.0, 0.5)
 
 
 def _far_energies(target: Target, x: Tensor) -> list[Tensor]:

@@ -134,6 +134,10 @@ class Target:
         """
         return self.energy_and_gradient(x)[1]
 
+    def own_fault(self, x: Tensor) -> str | None:
+        """What a target finds wrong with its own form at points ``[n, *batch, D]``; None if nothing."""
+        return None
+
     def latents(self, x: Tensor) -> dict[str, Tensor]:
         """Named variables at ``x``, each ``[..., *batch_shape, *shape]``."""
         return {"x": x}

@@ -229,6 +229,14 @@ DIFFERENTIABLE = (
 )
 
 
+def stepped(found: Differences) -> Tensor:
+    """Which observed values change in steps, with derivatives that are 0, ``[N]``."""
+    values = found.values
+    spread = values.amax(0) - values.amin(0)
+    # less than rounding of the others: a unit of a network that is saturated
+    return (found.products == 0).all(0) & (spread > SETTINGS.still * values.abs().max())
+
+
 def constant_outputs(found: Differences, name: str, *, has_noise: bool = False) -> str | None:
     """Which observed values are constant, or change in steps; None if none does.
 
@@ -238,9 +246,7 @@ def constant_outputs(found: Differences, name: str, *, has_noise: bool = False) 
         has_noise: whether they are measured with noise, with which constants say nothing and do no harm.
     """
     flat, values = (found.products == 0).all(0), found.values
-    spread = values.amax(0) - values.amin(0)
-    # less than rounding of the others: a unit of a network that is saturated
-    steps = flat & (spread > SETTINGS.still * values.abs().max())
+    spread, steps = values.amax(0) - values.amin(0), stepped(found)
 
     def which(those: Tensor) -> str:
         first = int(those.nonzero()[0])

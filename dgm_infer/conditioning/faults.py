@@ -1,5 +1,6 @@
 """Faults of a function of rows, and of data beside what it gives, each said in one sentence."""
 
+import math
 import re
 import sys
 import weakref
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from ..diagnosis import Finding
 from ..errors import ModelError
 from ..models import GenerativeModel, copied
+from ..probe import WRITES
 from ..settings import Settings
 
 
@@ -132,8 +134,11 @@ def _sum(value: Tensor) -> Any:
 
 
 def check_agreeing(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
-    """Raise :class:`ModelError` if two evaluations of a function at ``u`` differ."""
-    first, second = evaluated(function, u, u)
+    """Raise :class:`ModelError` if two evaluations of a function at ``u`` differ, or one changes ``u``."""
+    given = u.clone()
+    first, second = evaluated(function, given, u.clone())
+    if not torch.equal(given, u):
+        raise ModelError(f"{name} {WRITES}")
     difference = largest_difference(first, second)
     # a GPU adds in another order each time
     rounding = 0.0 if u.device.type == "cpu" else torch.finfo(first.dtype).eps ** 0.75 * max(1e-3, largest(first))
@@ -294,7 +299,8 @@ def off_scale(
         noise: its standard deviation.
         declared: the range that the model declares, if the values are outputs of it.
     """
-    spread = made[made.isfinite()].std().item()
+    finite = made[made.isfinite()]
+    spread = finite.std().item() if len(finite) > 1 else math.nan
     if noise > SETTINGS.hidden * spread > 0:
         what = f"noise={noise:.4g} hides the data, whose values spread by {spread:.3g} at prior draws of {name}"
         remedy = "the posterior is the prior: give the noise on the scale of the images"

@@ -14,6 +14,7 @@ from ..arguments import array, boolean_mask, finite, numbers, whole_number
 from ..arguments.values import shown
 from ..errors import ConfigError, ObservationError, cause, reported_as
 from ..models import GenerativeModel
+from ..probe import WRITES
 from .operators import DisjointSums, Function, OfImages, Operator, blurred, select, times
 from .pictures import COLOURS, batch_shape, is_picture, permutation, read_picture, warn_of_colours
 
@@ -173,7 +174,8 @@ class Transform(Observation):
             with torch.enable_grad():
                 one, two = self.function(x[0]), self.function(x)
         except Exception as error:
-            raise ObservationError(f"observe fails for outputs of shape {shape}: {cause(error)}") from error
+            why = f"observe {WRITES}" if "in-place" in str(error) else cause(error)
+            raise ObservationError(f"observe fails for outputs of shape {shape}: {why}") from error
         if not isinstance(one, Tensor) or not isinstance(two, Tensor):
             raise ObservationError(f"observe returns a {type(one).__name__}: must return a tensor of observed values")
         if two.shape != (2, *one.shape):

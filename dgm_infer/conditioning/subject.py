@@ -11,7 +11,7 @@ from ..arguments import interval, sizes
 from ..errors import ModelError, reported_as
 from ..models import GenerativeModel, frozen_copy
 from ..settings import Settings
-from .faults import evaluated
+from .faults import evaluated, has_passed, passes
 from .observed import ObservedMeasurement, ObservedModel, observed_model
 from .operators import Everything, Operator
 
@@ -80,6 +80,14 @@ class Subject:
         self.operator, self.values, self.noise = operator, values, noise
         return self
 
+    def has_passed(self, stage: str) -> bool:
+        """Whether the user's module and operator have passed a check as they are now."""
+        return self.source is not None and has_passed(self.source[0], stage, self.source[1])
+
+    def passes(self, stage: str) -> None:
+        if self.source is not None:
+            passes(self.source[0], stage, self.source[1])
+
     @property
     def name(self) -> str:
         return type(self.model).__name__
@@ -87,7 +95,8 @@ class Subject:
     @cached_property
     def x(self) -> Tensor:
         """Outputs at the prior draws."""
-        (x,) = evaluated(self.model.observed, self.u)
+        # a model that writes into its inputs must not move the draws
+        (x,) = evaluated(self.model.observed, self.u.clone())
         return x
 
     @cached_property

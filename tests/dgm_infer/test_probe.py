@@ -39,6 +39,20 @@ def test_every_fault_of_an_energy_is_described(energy, words):
     assert words in fault(energy)
 
 
+@pytest.mark.parametrize("write", [lambda x: x.mul_(2), lambda x: x.clamp_(-1, 1), lambda x: x[..., 0].zero_()])
+def test_an_energy_that_writes_into_its_argument_is_a_fault(write):
+    def energy(x, copied=False):
+        write(x.clone() if copied else x.data)
+        return bowl(x)
+
+    assert "the energy writes into its argument" in fault(energy)
+    # what is written once changes nothing the second time: the draws would
+    with pytest.raises(dgm.errors.ArgumentError, match=r"sample\(\): the energy writes into its argument"):
+        dgm.sample(dgm.Target(energy, 2), dgm.kernels.RandomWalk(0.5), chains=2, draws=2, progress=False)
+    # the control
+    assert fault(lambda x: energy(x, copied=True)) is None
+
+
 MIXING = {
     "batch statistics": (lambda x: bowl(x - x.mean(0)), ()),
     "scaled by the batch": (lambda x: bowl(x) / bowl(x).mean(), ()),

@@ -428,6 +428,58 @@ def test_flat_outputs_are_named_in_one_line():
         dgm.condition(Coupled(False), torch.zeros(2), observe=Rounded(), noise=0.1)
 
 
+class Floored(dgm.GenerativeModel):
+    input_density = dgm.StandardNormal(2)
+
+    def observed(self, u):
+        return (3 * u[..., :1]).floor()
+
+
+def test_a_tolerance_needs_no_derivative():
+    model = Floored()
+    with pytest.raises(ObservationError, match="change only in steps"):
+        dgm.condition(model, torch.ones(1))
+    for _ in range(2):
+        # the second time the model has been looked at
+        target = dgm.condition(model, torch.ones(1), tolerance=0.1)
+        assert not target.has_gradient
+    draws = dgm.sample(target, chains=64, warmup=20, draws=50, seed=1, progress=False)
+    assert isinstance(draws.kernel, dgm.kernels.EllipticalSlice)
+    assert draws.inputs is not None
+    # of a standard normal between 1/3 and 2/3
+    assert abs(draws.inputs[..., 0].mean().item() - 0.49539) < 0.01
+    # the control: where outputs have derivatives, they are used
+    assert dgm.condition(Coupled(False), torch.zeros(2), tolerance=0.1).has_gradient
+
+
+def test_what_passes_with_noise_is_looked_at_again_without():
+    model = Function(lambda u: torch.cat([u[..., :1], torch.ones_like(u[..., :1])], -1), 3)
+    dgm.condition(model, torch.ones(2), noise=0.1)
+    with pytest.raises(ObservationError, match="are the same at every prior draw"):
+        dgm.condition(model, torch.ones(2))
+
+
+@pytest.mark.parametrize("options", [{}, {"tolerance": 0.1}, {"noise": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "write", [lambda u: u.mul_(2), lambda u: u.clamp_(-1, 1), nn.ReLU(inplace=True)], ids=["twice", "clamp", "ReLU"]
+)
+def test_a_model_that_writes_into_its_inputs_is_refused(write, options):
+    with pytest.raises(ModelError, match=r"observed writes into its argument.* work on a copy, x = x\.clone\(\)"):
+        dgm.condition(Function(lambda u: write(u)[..., :2] + u[..., 2:], 3), torch.ones(2), **options)
+    # the control
+    dgm.condition(Function(lambda u: write(u.clone())[..., :2] + u[..., 2:], 3), torch.ones(2), **options)
+
+
+def test_an_operator_that_writes_into_its_argument_is_refused():
+    def observe(x):
+        x[..., 1] = 2 * x[..., 1]
+        return x
+
+    with pytest.raises(ObservationError, match="observe writes into its argument"):
+        dgm.condition(Coupled(False), torch.zeros(2), observe=observe)
+    dgm.condition(Coupled(False), torch.zeros(2), observe=lambda x: observe(x.clone()))
+
+
 class Bordered(dgm.GenerativeModel):
     """Four pixels, of which the first is black, or all but black, whatever the input."""
 
