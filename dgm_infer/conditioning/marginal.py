@@ -25,6 +25,8 @@ class MarginalSettings(Settings):
     """Prior draws at which it must be."""
     rounding: float = 1e4
     """Rounding errors, in units of the dtype's spacing, that it may show."""
+    off: float = 0.1
+    """Share of points that may miss the observation: a base reaches where the posterior does not."""
     columns: int = 20
     """Forward derivatives taken at once: memory for so many copies of the network."""
 
@@ -241,6 +243,23 @@ class NoiseMarginal(Posterior):
             else:
                 constraint = self.observed.residual(position, self.values)
             return position, constraint.abs().amax(-1)
+
+    def own_fault(self, x):
+        """That the constraint is not linear in the noise at more than a tenth of the points, but was at prior draws."""
+        if self.holds_everywhere:
+            return None
+        position, error = self.explained(x, None)
+        with torch.no_grad():
+            noiseless = self.observed.residual(self._full(position[..., : self.dim]), self.values)
+        size = noiseless.abs().amax(-1).maximum(self.observed.in_units(self.values).abs().amax(-1))
+        off = error > torch.finfo(x.dtype).eps ** 0.5 * size
+        if off.sum() <= SETTINGS.off * off.numel():
+            return None
+        return (
+            f"at the data the noise of {type(self.model).__name__} is not added, independent and normal, as it is at "
+            f"prior draws (points explained by that miss the observation by {error[off].max().item():.2g}): sample by "
+            "kernels.ConstrainedHMC with structure='dense', or write the observation as a likelihood"
+        )
 
     def initial_draws(self, n, rng):
         """Draws from the prior, ``[n, *batch, D]``."""

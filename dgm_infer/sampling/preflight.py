@@ -96,7 +96,8 @@ def check_energy(problem: Target, kernel: Any, device: torch.device, given: Tens
 
 
 def check_derivatives(fibre: Fibre, position: Tensor) -> None:
-    """Raise ModelError unless derivatives of the constraint are those of its values where chains start.
+    """Raise ModelError unless derivatives of the constraint are those of its values where chains start, and of the
+    structure that is declared.
 
     ``condition()`` compares them at prior draws; data may be where a model computes another way. The first problem
     stands for all.
@@ -112,6 +113,10 @@ def check_derivatives(fibre: Fibre, position: Tensor) -> None:
     one = fibre.take(torch.zeros(1, dtype=torch.int64, device=position.device))
     points = position.reshape(len(position), -1, fibre.dim)[: LIMITS.derivatives, 0]
     name = f"{type(model).__name__} at the data"
+    try:
+        one.observed.check_declaration(one.observed.inputs(points.unsqueeze(-2)).squeeze(-2))
+    except ModelError as error:
+        raise ModelError(f"at the data {error}") from error
     check_agreement(lambda u: one.constraint(u.unsqueeze(-2)).squeeze(-2), points, name)
 
 

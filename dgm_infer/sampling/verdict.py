@@ -11,9 +11,14 @@ from torch import Tensor
 from ..arguments.values import of_problems
 from ..conditioning.derivatives import find_jump, jump_words, kinked_operations
 from ..conditioning.fibre import Fibre
+from ..conditioning.subject import LIMITS
 from ..diagnosis import Finding, finding
+from ..errors import ModelError
 from ..kernels.hmc import TRAJECTORY
 from ..kernels.mode_jumps import ModeJumps, innermost
+from ..probe import dependence
+from ..target import Target
+from .preflight import check_derivatives
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,10 @@ class VerdictSettings:
     """Draws of a chain, evenly spaced, by which the spread of the draws is told."""
     alone: float = 100
     """Constraint error of chains that are evaluated alone, in tolerances: rounding depends on the number of rows."""
+    together: int = 32
+    """Draws whose energies are computed at once."""
+    apart: int = 4
+    """And those of these that are computed alone, too."""
     failing: float = 0.1
     """Share of failing transitions from which jumps of the Jacobian are looked for."""
     lines: int = 8
@@ -108,8 +117,12 @@ def verdict(draws: Run, problem: Any, stayed: Tensor, transitions: int, adapted:
     if isinstance(problem, Fibre) and tolerance is not None and "constraint_error" in stats:
         error = stats["constraint_error"]
         yield from _off_fibre(error, draws.inputs, problem, tolerance(error.dtype) * problem.scale)
+        if draws.inputs is not None and not stayed.all():
+            yield from _elsewhere(draws.inputs, problem)
         if transitions >= VERDICT.transitions and draws.inputs is not None and len(draws.inputs) > 1:
             yield from _jumps(stats, draws.inputs, problem)
+    if isinstance(problem, Target) and draws.inputs is not None and draws.inputs.shape[2:-1] == problem.batch_shape:
+        yield from _of_the_batch(draws.inputs, problem)
     if transitions >= VERDICT.transitions:
         # points that were given were not shared out
         shared = isinstance(problem, Fibre) and problem.marginal is not None and draws.ancestors is not None
@@ -164,6 +177,36 @@ def _off_fibre(error: Tensor, inputs: Tensor | None, problem: Fibre, tolerance: 
             f"{of_problems(off)}",
             "the model or the operator computes a row from the other rows of its batch, or draws random numbers",
             off,
+        )
+
+
+def _spread(inputs: Tensor, n: int) -> Tensor:
+    """About ``n`` draws of ``[chains, draws, *batch, D]``, evenly spaced, and those at both ends of about as many
+    coordinates."""
+    every = inputs.flatten(0, 1)
+    flat = every.flatten(1)
+    some = flat[:, :: max(1, flat.shape[1] // n)]
+    return torch.cat([every[:: max(1, len(every) // n)], every[some.argmax(0)], every[some.argmin(0)]])
+
+
+def _elsewhere(inputs: Tensor, problem: Fibre) -> Iterator[Finding]:
+    """Whether the derivatives, right at the starting points, are those of the model where the chains have gone."""
+    try:
+        check_derivatives(problem, _spread(inputs, LIMITS.derivatives))
+    except ModelError as error:
+        what, _, remedy = str(error).partition(": ")
+        yield finding("useless", what, remedy, torch.ones(problem.batch_shape, dtype=torch.bool))
+
+
+def _of_the_batch(inputs: Tensor, problem: Target) -> Iterator[Finding]:
+    """Whether an energy depends on the other points where the chains have gone: a branch may be taken there alone."""
+    apart = dependence(problem, _spread(inputs, VERDICT.together), VERDICT.apart)
+    if apart > 0:
+        yield finding(
+            "useless",
+            f"the energy of a draw changes when the other draws of its batch change, by {apart:.3g}",
+            "compute every point by itself, without branches on all points, such as any(), all() and max()",
+            torch.ones(problem.batch_shape, dtype=torch.bool),
         )
 
 

@@ -317,7 +317,7 @@ class OneStepAhead(View):
         """Steps from the simulated states must reproduce the simulated states."""
         name = type(model).__name__
         try:
-            miss = (model.one_step_ahead(u, x) - x).abs().max() / x.abs().max().clamp_min(1)
+            miss = ((model.one_step_ahead(u, x) - x).abs().amax(-1) / x.abs().amax(-1).clamp_min(1)).max()
         except Exception as error:
             raise ModelError(
                 f"{name} declares structure 'markov', but transition() fails for all steps at once: "

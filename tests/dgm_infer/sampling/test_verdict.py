@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.errors import ModelError, ObservationError
+from dgm_infer.errors import ArgumentError, ModelError, ObservationError
 from dgm_infer.kernels.hmc import TRAJECTORY
 from dgm_infer.sampling import run
 from dgm_infer.sampling.verdict import verdict
@@ -230,3 +230,81 @@ def test_a_model_that_refuses_inputs_far_out_is_not():
             return super().observed(u)
 
     assert dgm.condition(Refuses(), [2.0]).dim == 3
+
+
+# ------------------------------------------------------------------------------------- where no prior draw has been
+
+
+class Coupled(dgm.DirectedModel):
+    """Three values with noise that they share beyond a = 2.5, where a hundredth of the prior is."""
+
+    structure = "independent"
+    global_density, local_density, output_shape = dgm.StandardNormal(1), dgm.StandardNormal(3), (3,)
+
+    def __init__(self, bend=0.1, share=0.4):
+        super().__init__()
+        self.bend, self.share = bend, share
+
+    def global_latents(self, u1):
+        return {"a": u1}
+
+    def simulate(self, z, u2):
+        noise = u2 + self.bend * u2**3
+        return z["a"] + noise + self.share * (z["a"] > 2.5) * noise.roll(1, -1)
+
+
+FAR, NEAR = torch.tensor([3.0, 3.5, 4.0]), torch.tensor([-0.5, 0.0, 0.5])
+
+
+@pytest.mark.parametrize("bend", [0.0, 0.1], ids=["normal noise", "other noise"])
+def test_a_structure_is_compared_where_the_data_are(bend):
+    short = {"chains": 4, "warmup": 5, "draws": 5, "seed": 1, "progress": False}
+    with pytest.raises(
+        ModelError, match="at the data Coupled declares structure 'independent', but its outputs depend"
+    ):
+        dgm.sample(dgm.condition(Coupled(bend), FAR + 3), **short)
+    # the controls: data where it holds, and a model for which it holds everywhere
+    for model, data in ((Coupled(bend), NEAR), (Coupled(bend, share=0.0), FAR + 3)):
+        dgm.sample(dgm.condition(model, data), **short)
+
+
+def test_a_structure_is_compared_where_the_chains_have_gone():
+    def points(a):
+        """On the fibre if noise is not shared."""
+        x = FAR.double() - a
+        for _ in range(50):
+            x = x - (x + 0.1 * x**3 + a - FAR) / (1 + 0.3 * x**2)
+        return torch.cat([torch.tensor([a], dtype=FLOAT), x]).expand(CHAINS, 4)
+
+    fibre = dgm.condition(Coupled(), FAR)
+    lines = said(fibre, dgm.ConstrainedHMC(step_size=0.3, n_steps=5), initial=points(2.4))
+    assert any("useless: at the data Coupled declares structure 'independent'" in line for line in lines)
+    lines = said(
+        dgm.condition(Coupled(share=0.0), FAR), dgm.ConstrainedHMC(step_size=0.3, n_steps=5), initial=points(2.4)
+    )
+    assert not any("declares" in line for line in lines)
+
+
+def test_evidence_looks_at_the_noise_where_the_data_are():
+    short = {"chains": 4, "seed": 1, "progress": False, "coverage": False}
+    with pytest.raises(ArgumentError, match="at the data the noise of Coupled is not added, independent and normal"):
+        dgm.log_evidence(dgm.condition(Coupled(0.0), FAR + 3), **short)
+    dgm.log_evidence(dgm.condition(Coupled(0.0), NEAR), method=dgm.AIS(temperatures=5), **short)
+
+
+def test_an_energy_that_branches_on_the_batch_far_out_is_named():
+    def branching(x, share=2.0):
+        energy = 0.5 * (x - 3).square().sum(-1)
+        return energy + share if (x > 4.5).any() else energy
+
+    at = torch.full((CHAINS, 1), 3.0, dtype=FLOAT)
+    kernel = dgm.HMC(step_size=1.0, n_steps=2)
+    # a look at points around the start would find it
+    target = dgm.Target(branching, 1)
+    target.initial_draws = lambda n, rng: at[:1] + 0.01 * torch.randn(n, 1, generator=rng, dtype=FLOAT)
+    lines = said(target, kernel, initial=None, draws=100)
+    assert any(
+        "useless: the energy of a draw changes when the other draws of its batch change, by 2" in line for line in lines
+    )
+    control = dgm.Target(lambda x: branching(x, 0.0), 1)
+    assert not any("batch" in line for line in said(control, kernel, initial=at, draws=100))

@@ -324,6 +324,10 @@ def one_coordinate(self, previous, z, u2_t):
     return Walk.transition(self, previous, z, u2_t)[..., :1]
 
 
+def coupled_where_positive(self, z, u2):
+    return Bent.simulate(self, z, u2) + 0.1 * (z["z"][..., :1] > 0) * u2.roll(1, -1)
+
+
 def mostly_infinite(self, previous, z, u2_t):
     return Walk.transition(self, previous, z, u2_t) + torch.exp(1e4 * z["rate"] - 3000).unsqueeze(-1)
 
@@ -337,6 +341,9 @@ WRONG = {
     ),
     "single outputs where pairs share noise": (
         lambda: variant(BentPairs, unit_inputs=1, unit_outputs=1), ["'independent'", "outputs depend", "unit_outputs"]
+    ),
+    "single outputs where half of the prior draws share noise": (
+        lambda: variant(Bent, simulate=coupled_where_positive, output_shape=(5,)), ["'independent'", "outputs depend"]
     ),
     "units across pairs": (
         lambda: variant(BentPairs, "independent", 3, unit_outputs=3), ["9 local inputs in units of 3", "6 outputs"]
