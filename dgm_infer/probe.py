@@ -41,6 +41,8 @@ class ProbeSettings(Settings):
     near: float = 1e4
     """Distance in units of the points' spread; from here to :attr:`far` a density with a finite integral falls."""
     far: float = 1e8
+    spacing: float = 0.1
+    """Nats between neighbouring numbers of an energy's size from which sampled densities are visibly others."""
     slope: tuple[float, float] = (2.0, 20.0)
     """Distances between which the slope of an energy that overflows before that is taken."""
 
@@ -50,6 +52,8 @@ WRITES = (
     "writes into its argument, which would move the chains: let it work on a copy, x = x.clone(), or without x += 1, "
     "x.mul_(2), x[...] = 0 and inplace=True"
 )
+COARSE = "energies are so large that their digits are {x:.2g} nats apart{of}"
+FINER = "their differences decide, and are lost: subtract a constant from the energy, or compute in float64"
 # Targets whose gradients agree.
 _AGREEING: weakref.WeakSet[Target] = weakref.WeakSet()
 
@@ -214,6 +218,24 @@ def dependence(target: Target, x: Tensor, n: int) -> float:
     except Exception:
         return 0.0
     return _difference(together[list(some)], alone, 1.0, 0.5)
+
+
+@torch.no_grad()
+def spacing(target: Target, x: Tensor) -> Tensor:
+    """Distance of neighbouring numbers of the size of the energies at typical points ``[n, *batch, D]``: ``[*batch]``.
+
+    Differences of energies decide what is accepted, and those below it are lost. 0 where energies cannot be computed.
+    """
+    try:
+        energy = target.energy(x)
+    except Exception:
+        return torch.zeros(target.batch_shape, dtype=torch.float64, device=x.device)
+    # also where 32 bits were used within
+    single = bool((energy.float().to(energy) == energy).all()) and len(x) > 1
+    eps = torch.finfo(torch.float32 if single else energy.dtype).eps
+    size = energy.double().abs().nan_to_num(0.0, 0.0).median(0).values
+    # of a constant, such as 0, nothing is lost
+    return torch.where(energy.isfinite().any(0), eps * size.log2().floor().exp2(), 0.0)
 
 
 def _far_energies(target: Target, x: Tensor) -> list[Tensor]:

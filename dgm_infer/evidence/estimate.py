@@ -9,6 +9,7 @@ import torch
 from ..arguments import choice, flag, instance, random_seed, whole_number
 from ..errors import ArgumentError, uninterrupted
 from ..linear_maps import KINDS
+from ..probe import spacing
 from ..progress import Progress, foretold
 from ..references.density import Whitened
 from ..runs.folder import refuse_what_is_there
@@ -146,10 +147,12 @@ def _chosen(run: EvidenceRun) -> Method:
 
 
 def _estimated(run: EvidenceRun, path: AnnealedPath) -> Outcome:
-    """The method's own outcome, with the effective number of chains."""
+    """The method's own outcome, with the effective number of chains and the spacing of energies at its draws."""
     outcome = run.method.run(path, run.chains, run.rng, run.bar)
     effective = weight_ess(outcome.log_weights.logsumexp(1))
-    return outcome._replace(diagnostics=outcome.diagnostics | {"effective_chains": effective})
+    draws = outcome.draws[:, -1] if outcome.draws.shape[1] else path.base.mean[None]
+    found = {"effective_chains": effective, "energy_spacing": spacing(path.target, draws.to(path.base.mean))}
+    return outcome._replace(diagnostics=outcome.diagnostics | found)
 
 
 class Refined(NamedTuple):

@@ -60,7 +60,8 @@ class Evidence:
         diagnostics: by name: ``ess`` and ``max_weight_share`` of the weights at the target, ``acceptance``,
             ``gradient_evaluations`` (per chain and problem, including ``pilot_evaluations``), ``seconds``,
             ``effective_chains`` by their shares of the weight, ``unseen_modes`` and ``unseen_shift`` (modes that no
-            draw has visited, and what they add to log Z, if more than the error without them). Annealing
+            draw has visited, and what they add to log Z, if more than the error without them), ``energy_spacing``
+            (nats between neighbouring numbers of the size of the energies at the draws). Annealing
             adds ``lost_chains``; tempering ``base_moment_error`` and related checks, ``beta_occupancy [10, *batch]``,
             ``round_trips``, ``log_zeta``; SMC ``lost_chains``, ``temperatures``, ``run_std_error`` if waste-free, and
             its ``max_weight_share`` is the largest share of a run.

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from ..arguments.values import of_problems
 from ..diagnosis import Finding, Severity, finding
+from ..probe import COARSE, FINER
+from ..probe import SETTINGS as PROBE
 from .method import EstimateStatus
 
 __all__ = ["few_round_trips", "further_findings", "run_warnings"]
@@ -82,6 +84,8 @@ def run_warnings(
         "the estimate is far too low, and its standard error means nothing: use a base near the target, or more "
         "temperatures",
     )
+    coarse = diagnostics.get("energy_spacing", torch.zeros_like(std_error))
+    found.look("misleading", coarse > PROBE.spacing, COARSE, f"{FINER}, that of the base", coarse)
     found.look(
         "misleading",
         _few_chains(diagnostics, std_error, chains),

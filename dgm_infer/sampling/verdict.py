@@ -16,7 +16,8 @@ from ..diagnosis import Finding, finding
 from ..errors import ModelError
 from ..kernels.hmc import TRAJECTORY
 from ..kernels.mode_jumps import ModeJumps, innermost
-from ..probe import dependence
+from ..probe import COARSE, FINER, dependence, spacing
+from ..probe import SETTINGS as PROBE
 from ..target import Target
 from .preflight import check_derivatives
 
@@ -199,8 +200,14 @@ def _elsewhere(inputs: Tensor, problem: Fibre) -> Iterator[Finding]:
 
 
 def _of_the_batch(inputs: Tensor, problem: Target) -> Iterator[Finding]:
-    """Whether an energy depends on the other points where the chains have gone: a branch may be taken there alone."""
-    apart = dependence(problem, _spread(inputs, VERDICT.together), VERDICT.apart)
+    """Whether an energy depends on the other points where the chains have gone, as a branch may be taken there alone;
+    and whether it has digits for differences."""
+    some = _spread(inputs, VERDICT.together)
+    apart = dependence(problem, some, VERDICT.apart)
+    coarse = spacing(problem, some)
+    if (lost := coarse > PROBE.spacing).any():
+        words = COARSE.format(x=coarse[lost].max().item(), of=of_problems(lost))
+        yield finding("useless", words, f"{FINER} (initial= of it)", lost)
     if apart > 0:
         yield finding(
             "useless",

@@ -212,7 +212,7 @@ class Tempering(Piloted):
         guess = log_mean(log_weights).log_z
         lost = self._outside(path, pilot, rng)
         if (lost > 0).any():
-            raise EvidenceError(_NO_DENSITY.format(share=f"{100 * lost.max().item():.2g} %"))
+            raise EvidenceError(_NO_DENSITY.format(share=f"{100 * lost.max().item():.3g} %"))
         if isinstance(self.log_zeta, str):
             return pilot.log_z if self.log_zeta == "pilot" else guess
         if self.log_zeta is not None:

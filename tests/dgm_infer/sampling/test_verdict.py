@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -308,3 +309,27 @@ def test_an_energy_that_branches_on_the_batch_far_out_is_named():
     )
     control = dgm.Target(lambda x: branching(x, 0.0), 1)
     assert not any("batch" in line for line in said(control, kernel, initial=at, draws=100))
+
+
+def test_an_energy_without_digits_for_differences_is_named():
+    """As with the constant of many data: float32 has a number every 64 at 1e9."""
+
+    def energy(x, constant=1e9):
+        return 0.5 * x.square().sum(-1) + constant
+
+    at = torch.randn(CHAINS, 2, generator=torch.Generator().manual_seed(0))
+    kernel, short = dgm.HMC(step_size=0.5, n_steps=3), {"seed": 1, "progress": False, "coverage": False}
+    words = "energies are so large that their digits are 64 nats apart"
+    lines = said(dgm.Target(energy, 2), kernel, initial=at)
+    assert any(f"useless: {words}" in line for line in lines)
+    base = dgm.Gaussian(torch.zeros(2), torch.ones(2))
+    with warnings.catch_warnings():
+        # the weights are wrong too
+        warnings.simplefilter("ignore")
+        estimate = dgm.log_evidence(dgm.Target(energy, 2), base, dgm.AIS(temperatures=5), **short)
+    assert any(words in found.what and found.severity == "misleading" for found in estimate.diagnose())
+    # the controls: no constant, and enough digits
+    for constant, dtype in ((0.0, torch.float32), (1e9, FLOAT)):
+        target = dgm.Target(partial(energy, constant=constant), 2)
+        assert not any("digits" in line for line in said(target, kernel, initial=at.to(dtype)))
+        assert not dgm.log_evidence(target, base.to(dtype), dgm.AIS(temperatures=5), **short).diagnose()
