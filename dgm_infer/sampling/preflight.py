@@ -10,13 +10,10 @@ import torch
 from torch import Tensor
 
 from ..arguments import allocatable
-from ..conditioning.agreement import check_agreement
 from ..conditioning.fibre import Fibre
-from ..conditioning.subject import LIMITS
 from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, ModelError, warn
 from ..kernels.mode_jumps import innermost
-from ..models import GenerativeModel
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..target import Target, first_points
 from .inference_data import names_dimension
@@ -93,31 +90,6 @@ def check_energy(problem: Target, kernel: Any, device: torch.device, given: Tens
         raise ArgumentError(f"sample(): {fault}")
     if doubt := energy_doubt(problem, points, around):
         warn(f"sample(): {doubt}")
-
-
-def check_derivatives(fibre: Fibre, position: Tensor) -> None:
-    """Raise ModelError unless derivatives of the constraint are those of its values where chains start, and of the
-    structure that is declared.
-
-    ``condition()`` compares them at prior draws; data may be where a model computes another way. The first problem
-    stands for all.
-
-    Args:
-        fibre: what is sampled.
-        position: points on it, ``[chains, *batch, D]``.
-    """
-    model = fibre.model
-    while isinstance(inner := getattr(model, "model", None), GenerativeModel):
-        # noise wraps the user's model
-        model = inner
-    one = fibre.take(torch.zeros(1, dtype=torch.int64, device=position.device))
-    points = position.reshape(len(position), -1, fibre.dim)[: LIMITS.derivatives, 0]
-    name = f"{type(model).__name__} at the data"
-    try:
-        one.observed.check_declaration(one.observed.inputs(points.unsqueeze(-2)).squeeze(-2))
-    except ModelError as error:
-        raise ModelError(f"at the data {error}") from error
-    check_agreement(lambda u: one.constraint(u.unsqueeze(-2)).squeeze(-2), points, name)
 
 
 def check_latents(problem: Any, position: Tensor, kept_draws: int = 0) -> None:

@@ -20,9 +20,9 @@ from ..target import Target, reference
 from .draws import Draws
 from .execution import Execution
 from .plan import RunInputs, RunOutcome, RunPlan
-from .preflight import check_derivatives, check_energy, check_latents, compare_threads
+from .preflight import check_energy, check_latents, compare_threads
 from .starts import starting_points
-from .verdict import verdict
+from .verdict import check_derivatives, verdict
 from .warmup import WarmUp
 
 

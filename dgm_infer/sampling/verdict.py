@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arguments.values import of_problems
+from ..conditioning.agreement import check_agreement
 from ..conditioning.derivatives import find_jump, jump_words, kinked_operations
 from ..conditioning.fibre import Fibre
 from ..conditioning.subject import LIMITS
@@ -16,10 +17,10 @@ from ..diagnosis import Finding, finding
 from ..errors import ModelError
 from ..kernels.hmc import TRAJECTORY
 from ..kernels.mode_jumps import ModeJumps, innermost
+from ..models import GenerativeModel
 from ..probe import COARSE, FINER, dependence, spacing
 from ..probe import SETTINGS as PROBE
 from ..target import Target
-from .preflight import check_derivatives
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,31 @@ def _spread(inputs: Tensor, n: int) -> Tensor:
     flat = every.flatten(1)
     some = flat[:, :: max(1, flat.shape[1] // n)]
     return torch.cat([every[:: max(1, len(every) // n)], every[some.argmax(0)], every[some.argmin(0)]])
+
+
+def check_derivatives(fibre: Fibre, position: Tensor) -> None:
+    """Raise ModelError unless derivatives of the constraint are those of its values where chains start, and of the
+    structure that is declared.
+
+    ``condition()`` compares them at prior draws; data may be where a model computes another way. The first problem
+    stands for all.
+
+    Args:
+        fibre: what is sampled.
+        position: points on it, ``[chains, *batch, D]``.
+    """
+    model = fibre.model
+    while isinstance(inner := getattr(model, "model", None), GenerativeModel):
+        # noise wraps the user's model
+        model = inner
+    one = fibre.take(torch.zeros(1, dtype=torch.int64, device=position.device))
+    points = position.reshape(len(position), -1, fibre.dim)[: LIMITS.derivatives, 0]
+    name = f"{type(model).__name__} at the data"
+    try:
+        one.observed.check_declaration(one.observed.inputs(points.unsqueeze(-2)).squeeze(-2))
+    except ModelError as error:
+        raise ModelError(f"at the data {error}") from error
+    check_agreement(lambda u: one.constraint(u.unsqueeze(-2)).squeeze(-2), points, name)
 
 
 def _elsewhere(inputs: Tensor, problem: Fibre) -> Iterator[Finding]:
