@@ -211,13 +211,13 @@ def _mixing(target: Target, x: Tensor, energy: Tensor, around: Tensor | None) ->
 def dependence(target: Target, x: Tensor, n: int) -> float:
     """By how much the energies of ``n`` of the points ``x [m, *batch, D]`` differ from those of each alone; 0 up to
     rounding, or where they cannot be computed."""
-    some = range(0, len(x), max(1, len(x) // n))
+    every = max(1, len(x) // n)
     try:
-        together = target.energy(x)
-        alone = torch.stack([target.energy(x[i : i + 1])[0] for i in some])
+        together = target.energy(x)[::every]
+        alone = torch.stack([target.energy(x[i : i + 1])[0] for i in range(0, len(x), every)])
     except Exception:
         return 0.0
-    return _difference(together[list(some)], alone, 1.0, 0.5)
+    return _difference(together, alone, 1.0, 0.5)
 
 
 @torch.no_grad()

@@ -65,8 +65,11 @@ def undeclared_imports(source: str, extra: str | None = None) -> list[str]:
             for item in node.items:
                 call = item.context_expr
                 # a name that is computed declares nothing
-                if isinstance(call, ast.Call) and ast.unparse(call.func) == "extra" and _is_literal(call.args[0]):
+                function = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
+                if function == "extra" and _is_literal(call.args[0]):
                     allowed = allowed | declared(ast.literal_eval(call.args[0]))
+                elif function == "importing_pyro":
+                    allowed = allowed | declared("pyro")
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
             names = [node.module]

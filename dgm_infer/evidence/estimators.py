@@ -95,7 +95,7 @@ def mean_of_chains(values: Tensor) -> Estimate:
 
 
 def welch(errors: Tensor, free: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Variance of the difference of two estimates, and its degrees of freedom (Welch 1947), each ``[*batch]``.
+    """Variance of the difference of two estimates, and its degrees of freedom by Welch, each ``[*batch]``.
 
     Args:
         errors: standard errors of both, ``[2, *batch]``.

@@ -123,7 +123,8 @@ def verdict(draws: Run, problem: Any, stayed: Tensor, transitions: int, adapted:
             yield from _elsewhere(draws.inputs, problem)
         if transitions >= VERDICT.transitions and draws.inputs is not None and len(draws.inputs) > 1:
             yield from _jumps(stats, draws.inputs, problem)
-    if isinstance(problem, Target) and draws.inputs is not None and draws.inputs.shape[2:-1] == problem.batch_shape:
+    # of kernels without trajectories a call may be a simulation, whose calls are counted
+    if isinstance(problem, Target) and draws.inputs is not None and hasattr(innermost(draws.kernel), "n_steps"):
         yield from _of_the_batch(draws.inputs, problem)
     if transitions >= VERDICT.transitions:
         # points that were given were not shared out
@@ -228,6 +229,8 @@ def _elsewhere(inputs: Tensor, problem: Fibre) -> Iterator[Finding]:
 def _of_the_batch(inputs: Tensor, problem: Target) -> Iterator[Finding]:
     """Whether an energy depends on the other points where the chains have gone, as a branch may be taken there alone;
     and whether it has digits for differences."""
+    if inputs.shape[2:-1] != problem.batch_shape:
+        return
     some = _spread(inputs, VERDICT.together)
     apart = dependence(problem, some, VERDICT.apart)
     coarse = spacing(problem, some)
