@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 Function = Callable[[Tensor], tuple[Tensor, ...]]
+NoFactor: type[RuntimeError] = torch.linalg.LinAlgError  # pyright: ignore[reportPrivateImportUsage]
 
 
 class Parts(NamedTuple):
@@ -323,6 +324,22 @@ def _agree(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, tolerance, tolerance)
 
 
+def _one_by_one(function: Function, rows: Tensor) -> tuple[Tensor, ...]:
+    """A function of every row; NaN of those that have no factor, as of a matrix far out where a solver tries."""
+    made: list[tuple[Tensor, ...] | None] = []
+    for row in rows:
+        try:
+            made.append(function(row))
+        except NoFactor:
+            made.append(None)
+    like = next((own for own in made if own is not None), None)
+    if like is None:
+        # names what fails
+        return torch.func.vmap(function)(rows)
+    lost = tuple(torch.full_like(each, torch.nan) for each in like)
+    return tuple(torch.stack(each) for each in zip(*(lost if own is None else own for own in made), strict=True))
+
+
 class Rows:
     """A run at every row of inputs, vectorised over them; once recorded, its torch calls without the run around them.
 
@@ -342,7 +359,11 @@ class Rows:
         function = (lambda v: tuple(self._run(v)[part])) if codes is None else codes[part]
         if u.ndim == 1:
             return function(u)
-        values = torch.func.vmap(function)(u.reshape(-1, u.shape[-1]))
+        rows = u.reshape(-1, u.shape[-1])
+        try:
+            values = torch.func.vmap(function)(rows)
+        except NoFactor:
+            values = _one_by_one(function, rows)
         return tuple(value.reshape((*u.shape[:-1], *value.shape[1:])) for value in values)
 
     def record(self, probes: Tensor) -> None:

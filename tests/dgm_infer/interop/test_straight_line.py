@@ -8,7 +8,7 @@ from torch import distributions as td
 from torch import nn
 
 import dgm_infer as dgm
-from dgm_infer.interop.straight_line import Parts, Recording, straight_line_code
+from dgm_infer.interop.straight_line import Parts, Recording, Rows, straight_line_code
 from tests.recorded import assert_code_is_the_program, inputs_of
 
 FLOAT = torch.float64
@@ -184,3 +184,13 @@ def test_the_code_follows_weights_dtype_and_copies():
     torch.testing.assert_close(frozen.observed(u.float()).double(), before, rtol=1e-5, atol=1e-5)
     # inputs of another type than the model's run through the program
     assert frozen.observed(u).dtype == FLOAT
+
+
+def test_a_row_without_a_factor_is_nan_and_no_other():
+    rows = Rows(lambda v: Parts([torch.linalg.cholesky(v.reshape(1, 1)).reshape(-1)], [], []))
+    u = torch.tensor([[4.0], [-1.0], [9.0]], dtype=torch.float64)
+    (found,) = rows.each(0, u)
+    torch.testing.assert_close(found[[0, 2], 0], u[[0, 2], 0].sqrt())
+    assert found[1].isnan().all()
+    with pytest.raises(RuntimeError, match="cholesky"):
+        rows.each(0, -u[:1])
