@@ -70,11 +70,10 @@ def energy_fault(
     """Describe a fault of the energy at points ``x [n, *batch, D]`` or far from them; None if there is none.
 
     It must be one real number per point, the same at every call and whatever the other points are, must leave the
-    points as they are, must not fall
-    without end, as ``exp(-energy)`` would have no integral, and must have the gradient that the target gives, if it
-    gives one. An energy that is NaN or
-    infinite at all points is left to the search for a start or a base, which reports more about it; one that is NaN at
-    some, or levels off, to :func:`energy_doubt`.
+    points as they are, must not fall without end, as ``exp(-energy)`` would have no integral, and must have the
+    gradient that the target gives, if it gives one. An energy that is NaN or infinite at all points is left to the
+    search for a start or a base, which reports more about it; one that is NaN at some, or levels off, to
+    :func:`energy_doubt`.
 
     Args:
         remedy: added where the energy fails, such as how to have other points.

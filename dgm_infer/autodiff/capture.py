@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ModelError
-from .simplify import lift_constants, simplified, writes
+from .simplify import lift_constants, mutates, simplified
 
 # The graphs whose constants are inputs of a program that is being captured, and those inputs.
 _BOUND: ContextVar[tuple[tuple["Graph", tuple[Tensor, ...]], ...]] = ContextVar("bound", default=())
@@ -102,7 +102,7 @@ def capture(function: Callable[..., Sequence[Tensor]], *examples: Tensor, differ
 
 def _functional(module: fx.GraphModule, examples: Sequence[Tensor]) -> fx.GraphModule:
     """The same graph without operations that write into tensors, which could be constants that are computed once."""
-    if not any(map(writes, module.graph.nodes)):
+    if not any(map(mutates, module.graph.nodes)):
         return module
     with torch.no_grad():
         return traced(torch.func.functionalize(module, remove="mutations"))(*examples)

@@ -144,7 +144,7 @@ def _fold(graph: fx.Graph, values: dict[fx.Node, Tensor], nothing: set[Any]) -> 
             continue
         if not all(i in computed for i in inputs) or not (inputs or node.target in _OF_NUMBERS):
             continue
-        if not isinstance(node.target, torch._ops.OpOverload) or writes(node):
+        if not isinstance(node.target, torch._ops.OpOverload) or mutates(node):
             continue
         args, kwargs = fx.map_arg((node.args, node.kwargs), computed.__getitem__)
         computed[node] = node.target(*args, **kwargs)
@@ -305,7 +305,7 @@ def _merge_equal(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
-        if writes(node) or torch.Tag.nondeterministic_seeded in node.target.tags:
+        if mutates(node) or torch.Tag.nondeterministic_seeded in node.target.tags:
             continue
         key = node.target, repr(node.args), repr(node.kwargs)
         if key in known:
@@ -315,7 +315,7 @@ def _merge_equal(graph: fx.Graph) -> None:
             known[key] = node
 
 
-def writes(node: fx.Node) -> bool:
+def mutates(node: fx.Node) -> bool:
     """Whether a node is an operation that writes into its tensors."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import ModelError
-from .simplify import writes
+from .simplify import mutates
 from .xla_algebra import algebra
 from .xla_layers import layers
 from .xla_operations import Known, arithmetic, array_type, elementwise_names
@@ -265,7 +265,7 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
 def _functional(module: fx.GraphModule) -> fx.GraphModule:
     """The same graph without operations that write into tensors."""
-    if not any(map(writes, module.graph.nodes)):
+    if not any(map(mutates, module.graph.nodes)):
         return module
     from torch.fx.experimental.proxy_tensor import make_fx
 

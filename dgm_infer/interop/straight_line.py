@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 Function = Callable[[Tensor], tuple[Tensor, ...]]
-NoFactor: type[RuntimeError] = torch.linalg.LinAlgError  # pyright: ignore[reportPrivateImportUsage]
+_NoFactor: type[RuntimeError] = torch.linalg.LinAlgError  # pyright: ignore[reportPrivateImportUsage]
 
 
 class Parts(NamedTuple):
@@ -330,7 +330,7 @@ def _one_by_one(function: Function, rows: Tensor) -> tuple[Tensor, ...]:
     for row in rows:
         try:
             made.append(function(row))
-        except NoFactor:
+        except _NoFactor:
             made.append(None)
     like = next((own for own in made if own is not None), None)
     if like is None:
@@ -362,7 +362,7 @@ class Rows:
         rows = u.reshape(-1, u.shape[-1])
         try:
             values = torch.func.vmap(function)(rows)
-        except NoFactor:
+        except _NoFactor:
             values = _one_by_one(function, rows)
         return tuple(value.reshape((*u.shape[:-1], *value.shape[1:])) for value in values)
 

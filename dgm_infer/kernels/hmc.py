@@ -32,12 +32,12 @@ class TrajectorySettings:
     most_steps: int = 200
     """Maximum steps per transition, however small they are: a bound on its time."""
     short: float = 1 / 8
-    """Share of transitions whose steps are shorter. On a noisy series of 104 unknowns, whose chains stay up to 2 400
-    transitions where the density is narrow, a quarter gave 0.7 times the effective draws of an eighth, and none 0.07
-    to 0.2 times."""
+    """Share of transitions whose steps are shorter. On a noisy series of 104 unknowns, whose chains stayed up to 2 400
+    transitions where the density is narrow, 40 000 draws had 0.07, 0.2 and 0.6 times the effective ones without them,
+    by three seeds, and with a quarter 0.6 times by one."""
     shortest: float = 1 / 16
-    """Smallest share of the step size that they have: acceptance at the usual step size says little of narrower scales
-    that a hundredth of the density has."""
+    """Smallest share of the step size that they have: where these chains stayed next to nothing was accepted at the
+    step size, and nine tenths or more at a quarter of it; the rest is for narrower regions."""
     divergence: float = 1000.0
     """Energy error, in nats, above which a trajectory is a divergence (Stan's)."""
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..conditioning.fibre import Fibre
+from ..conditioning.subject import LIMITS
 from ..diagnosis import DiagnosisWarning
 from ..errors import StartError, cause, warn
 from ..kernels import Info, Kernel
@@ -108,7 +109,7 @@ class SamplingRun:
         if isinstance(problem, Target) and initial is not None:
             check_energy(problem, kernel, start.position.device, start.position)
         if isinstance(problem, Fibre):
-            check_derivatives(problem, start.position)
+            check_derivatives(problem, start.position[: LIMITS.derivatives])
         kernel = _jumping(kernel, start.jumps, undecided)
         if undecided:
             inner = kernel.kernel if isinstance(kernel, ModeJumps) else kernel
