@@ -64,8 +64,10 @@ def undeclared_imports(source: str, extra: str | None = None) -> list[str]:
         if isinstance(node, ast.With):
             for item in node.items:
                 call = item.context_expr
+                if not isinstance(call, ast.Call):
+                    continue
                 # a name that is computed declares nothing
-                function = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
+                function = ast.unparse(call.func)
                 if function == "extra" and _is_literal(call.args[0]):
                     allowed = allowed | declared(ast.literal_eval(call.args[0]))
                 elif function == "importing_pyro":
