@@ -200,7 +200,8 @@ class HMC(Scheduled):
             but up to 16 times shorter ones, so that chains do not stay where the step size is too long.
         metric: covariance that the target is taken to have, whose inverse is the mass: ``"identity"``, or
             ``"diagonal"``, ``"dense"`` or ``"low_rank"`` (plus diagonal), which warm-up adapts per problem to the
-            positions of all chains, or an adapted metric of another run. Lengths are in units of the metric.
+            positions of all chains and the gradients there, or an adapted metric of another run. Lengths are in units
+            of the metric.
         compile: whether transitions are compiled to machine code as one program, which takes two to ten seconds in
             every run, or on a GPU are recorded as CUDA graphs; None once transitions have taken as long as that, by
             count.
@@ -255,6 +256,7 @@ class HMC(Scheduled):
                 step_size,
                 TrajectoryEnd(metric.solve(start.position), metric.solve(end.position), end.momentum, fraction),
                 position=there.position,
+                gradient=there.gradient,
             ),
         )
         return there, info

@@ -35,6 +35,8 @@ class Trial(NamedTuple):
     """Whether the first solver failed a projection, ``[chains, *batch]``."""
     position: Tensor | None = None
     """New positions in the coordinates of the metric, ``[chains, *batch, D]``."""
+    gradient: Tensor | None = None
+    """The energy's gradient there, if the kernel has it."""
     acceptance: Tensor | None = None
     """Acceptance probability that the step size determines, ``[chains, *batch]``, if it is not that of the Info."""
 
@@ -123,7 +125,7 @@ class Tuning:
     n_geodesic: int | None = None
     """Initial geodesic sub-steps, to which warm-up may add according to ``Trial.retried``; None if it may not."""
     metric: str | None = None
-    """Name of the metric that warm-up adapts, one per problem, to ``Trial.position``; None if it is fixed."""
+    """Name of the metric that warm-up adapts to ``Trial.position`` and ``gradient``, one per problem; None if fixed."""
     target_acceptance: float | None = None
     """Mean acceptance probability that the step size is adapted to; None for that of the run."""
     usual_acceptance: float = 0.8

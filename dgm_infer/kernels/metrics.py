@@ -5,7 +5,6 @@ p``, in which they are standard normal and the kinetic energy is ``|p|^2 / 2`` f
 with velocity ``L p`` and momenta under the force ``L^T grad``.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +22,7 @@ Metric = LinearMap
 
 @dataclass(frozen=True)
 class MetricSettings:
-    """Settings of covariance estimates from few samples; the first two are Stan's."""
+    """Settings of metrics from few positions; the first two are Stan's."""
 
     prior_samples: float = 5
     """Weight of the prior, in samples."""
@@ -96,53 +95,91 @@ def first_metric(metric: str | Metric, problem: Target, position: Tensor) -> Met
     return curvature_metric(problem, position)
 
 
-def fitted(name: str, samples: Tensor) -> Metric:
-    """The regularised covariance of samples ``[n, *batch, D]``, n >= 2, as one of :data:`METRICS`.
+def fitted(name: str, positions: Tensor, gradients: Tensor | None = None, metric: Metric | None = None) -> Metric:
+    """The metric of positions ``[n, *batch, D]``, n >= 2, and of the gradients there, as one of :data:`METRICS`.
 
-    A dense one is diagonal for fewer than 2 D samples: the narrowest directions of few samples are so by chance, and
-    chains would then hardly move along them. The directions of a low-rank one are the eigenvectors of the samples'
-    correlation matrix whose eigenvalues ``stretch^2`` differ most from 1, in ratio, and more than those of so many
-    samples of independent coordinates would (math 8.7).
+    A normal density with covariance S has ``cov(x) = S cov(g) S`` over any of its points: S is the geometric mean of
+    ``cov(x)`` and ``cov(g)^-1``, exactly, of few points and of chains that have seen little of it; of other densities
+    it is the metric in which gradients are most like those of a standard normal (Seyboldt, Carlson and Carpenter 2026;
+    math 8.7). A dense one is found in the coordinates of a dense ``metric`` that chains moved under, or of the
+    diagonal one; a low-rank one in those, in the space of the 10 directions in which positions and gradients each vary
+    most.
+
+    Without gradients S is ``cov(x)``; a dense one is then diagonal for fewer than 2 D positions, and the directions of
+    a low-rank one are those in which the positions differ from as many of independent coordinates.
     """
-    x = samples.double()
-    if name == "dense":
-        return TriangularMap(torch.linalg.cholesky(_covariance(x)).to(samples.dtype))
+    x = positions.double()
+    if gradients is None:
+        return _to_positions(name, x, positions.dtype)
+    x = x - x.mean(0)
+    g = gradients.double().nan_to_num(0, 0, 0)
+    # a coordinate without a gradient has the width of its positions
+    g = torch.where((g != 0).any(0), g - g.mean(0), x / _variance(x))
+    sd = (_variance(x) / _variance(g)).pow(0.25)
     if name == "diagonal":
-        return DiagonalMap(_sd(x).to(samples.dtype))
-    n, sd = len(x), _sd(x)
+        return DiagonalMap(sd.to(positions.dtype))
+    start: Metric = DiagonalMap(sd)
+    if name == "dense" and isinstance(metric, TriangularMap):
+        start = TriangularMap(metric.factor.double())
+    x, g = start.solve(x).movedim(0, -2), start.transpose(g).movedim(0, -2)
+    if name == "dense":
+        factor = torch.linalg.cholesky(_geometric_mean(x, g))
+        factor = start.factor @ factor if isinstance(start, TriangularMap) else sd.unsqueeze(-1) * factor
+        return TriangularMap(factor.to(positions.dtype))
+    rank = min(_SETTINGS.rank, *x.shape[-2:])
+    basis = torch.cat([torch.linalg.svd(part, full_matrices=False).Vh[..., :rank, :] for part in (x, g)], -2)
+    basis = torch.linalg.qr(basis.mT).Q
+    values, vectors = torch.linalg.eigh(_geometric_mean(x @ basis, g @ basis))
+    return _low_rank(sd, basis @ vectors, values, positions.dtype)
+
+
+def _geometric_mean(x: Tensor, g: Tensor) -> Tensor:
+    """The S with ``S B S = A``, of the second moments A of ``x [*batch, n, D]`` and B of ``g``."""
+    a, b = _shrunk(x), _shrunk(g)
+    root = torch.linalg.cholesky(b)
+    # S = R^-T (R^T A R)^(1/2) R^-1 for B = R R^T
+    values, vectors = torch.linalg.eigh(root.mT @ a @ root)
+    half = torch.linalg.solve_triangular(root.mT, vectors * values.clamp_min(0).pow(0.25).unsqueeze(-2), upper=True)
+    return half @ half.mT
+
+
+def _shrunk(x: Tensor) -> Tensor:
+    """Second moments, shrunk towards a multiple of the identity, further where there are directions of which few points
+    say nothing: those of positions and those of gradients are not the same."""
+    n, dim = x.shape[-2:]
+    weight = _SETTINGS.prior_samples
+    mean = x.square().mean((-2, -1)) * (_SETTINGS.prior_variance if n >= 2 * dim else 1.0)
+    mean = torch.where(mean > 0, mean, 1.0)
+    unit = torch.eye(dim, dtype=x.dtype, device=x.device)
+    return (x.mT @ x + weight * mean[..., None, None] * unit) / (n + weight)
+
+
+def _to_positions(name: str, x: Tensor, dtype: torch.dtype) -> Metric:
+    """The metric of positions ``[n, *batch, D]`` alone."""
+    if name == "dense":
+        return TriangularMap(torch.linalg.cholesky(_covariance(x)).to(dtype))
+    sd = _variance(x).sqrt()
+    if name == "diagonal":
+        return DiagonalMap(sd.to(dtype))
+    n = len(x)
     white = ((x - x.mean(0)) / sd).movedim(0, -1)
     # of the correlation matrix without forming it, if there are fewer samples than coordinates
     directions, values, _ = torch.linalg.svd(white, full_matrices=False)
     values = values.square() / (n - 1)
-    least, most = _edges(white.shape[-2], white.new_tensor(n))
-    meant = (values > most) | (values < least)
+    # between these lie those of n samples of a standard normal
+    spread = (white.shape[-2] / n) ** 0.5
+    meant = (values > (1 + spread) ** 2) | (values < max(1 - spread, 0) ** 2)
     weight = _SETTINGS.prior_samples
     values = torch.where(meant, (n * values + weight * _SETTINGS.prior_variance) / (n + weight), 1.0)
+    return _low_rank(sd, directions, values, dtype)
+
+
+def _low_rank(sd: Tensor, directions: Tensor, values: Tensor, dtype: torch.dtype) -> LowRankMap:
+    """The directions ``[*batch, D, K]`` whose variances ``[*batch, K]`` differ most from 1, in ratio."""
     chosen = values.log().abs().topk(min(_SETTINGS.rank, values.shape[-1]), -1).indices
     directions = directions.gather(-1, chosen.unsqueeze(-2).expand(*directions.shape[:-1], -1))
     stretch = values.gather(-1, chosen).sqrt()
-    return LowRankMap(*(tensor.to(samples.dtype) for tensor in (sd, directions, stretch)))
-
-
-def refitted(name: str, metric: Metric | None, positions: Tensor) -> Metric:
-    """The metric of positions ``[n, chains, *batch, D]`` of chains that moved under this one.
-
-    A dense one is corrected by the covariance that the positions have in its own coordinates. Eigenvalues that differ
-    from 1 no more than those of as many independent samples of a standard normal count as 1: a good metric is not
-    replaced by the noise of few samples, which the positions of a window are.
-    """
-    if not isinstance(metric, TriangularMap):
-        return fitted(name, positions.flatten(0, 1))
-    mine = TriangularMap(metric.factor.double())
-    white = positions.double()
-    white = mine.solve((white - white.mean((0, 1))).flatten(0, 1)).unflatten(0, positions.shape[:2])
-    dim, n = white.shape[-1], positions.shape[:2].numel()
-    values, vectors = torch.linalg.eigh(_covariance(white.flatten(0, 1)))
-    # the largest of D variances differs from 1 as the largest eigenvalue of log D coordinates does
-    least, most = _edges(dim if n >= 2 * dim else 1 + math.log(dim), _independent(white).unsqueeze(-1))
-    values = torch.where((values > most) | (values < least), values, 1.0)
-    correction = torch.linalg.cholesky(vectors @ torch.diag_embed(values) @ vectors.mT)
-    return TriangularMap((mine.factor @ correction).to(positions.dtype))
+    return LowRankMap(*(tensor.to(dtype) for tensor in (sd, directions, stretch)))
 
 
 def _covariance(samples: Tensor) -> Tensor:
@@ -155,10 +192,11 @@ def _covariance(samples: Tensor) -> Tensor:
     return weight * covariance + torch.diag_embed(least.expand_as(variance))
 
 
-def _sd(samples: Tensor) -> Tensor:
+def _variance(samples: Tensor) -> Tensor:
+    """Regularised, of ``[n, *batch, D]``."""
     variance = samples.var(0)
     weight, least = _prior(variance, len(samples))
-    return (weight * variance + least).sqrt()
+    return weight * variance + least
 
 
 def _prior(variance: Tensor, n: int) -> tuple[float, Tensor]:
@@ -170,15 +208,3 @@ def _prior(variance: Tensor, n: int) -> tuple[float, Tensor]:
     typical = torch.where(widest > 0, typical, 1.0)
     weight = _SETTINGS.prior_samples
     return n / (n + weight), _SETTINGS.prior_variance * weight / (n + weight) * typical
-
-
-def _edges(dim: float, n: Tensor) -> tuple[Tensor, Tensor]:
-    """The eigenvalues between which those of the covariance of n samples of a standard normal lie."""
-    spread = (dim / n).sqrt()
-    return (1 - spread).clamp_min(0).square(), (1 + spread).square()
-
-
-def _independent(x: Tensor) -> Tensor:
-    """How many independent samples centred positions ``[n, chains, *batch, D]`` are worth: ``[*batch]``."""
-    r = ((x[1:] * x[:-1]).sum((0, 1, -1)) / x[1:].square().sum((0, 1, -1))).clamp(0, 0.99)
-    return x.shape[:2].numel() * (1 - r) / (1 + r)

@@ -222,6 +222,6 @@ class NUTS(Settings):
             status=tree.status,
             energy=draw.hamiltonian,
             stats={"n_steps": tree.n_steps, "step_size": step_size},
-            tuning=Trial(step_size, position=draw.position),
+            tuning=Trial(step_size, position=draw.position, gradient=draw.gradient),
         )
         return HMCState(draw.position, draw.energy, draw.gradient), info

@@ -10,7 +10,7 @@ from ..arguments.values import of_problems
 from ..errors import Status, warn
 from ..kernels import Info
 from ..kernels.kernel import TrajectoryEnd, Tunable
-from ..kernels.metrics import Metric, refitted
+from ..kernels.metrics import Metric, fitted
 
 
 class DualAveraging:
@@ -205,11 +205,11 @@ class SubSteps:
 
 
 class MetricWindows:
-    """The covariance of the positions of a window, of all chains of a problem, at the end of each (as in Stan).
+    """The metric of the positions of a window, and of the gradients there, of all chains of a problem at its end.
 
     Windows double in length, the last one up to ``last``: early ones are typical of the posterior's scale only, and
     every metric is estimated from positions that the one before let chains reach, and refines it. (Stan Reference
-    Manual, HMC algorithm parameters, automatic parameter tuning; there windows are of one chain.)
+    Manual, HMC algorithm parameters, automatic parameter tuning; there windows are of one chain, and of positions.)
 
     Args:
         name: of the metric, as kernels take it.
@@ -224,6 +224,7 @@ class MetricWindows:
     def __init__(self, name: str, first: int, last: int, *, single: bool = False):
         self._name = name
         self._positions: list[Tensor] = []
+        self._gradients: list[Tensor] = []
         self._ends = _ends(first, last, max(last - first, self.shortest) if single else self.shortest)
         self._first = first
 
@@ -232,16 +233,21 @@ class MetricWindows:
         """The iteration after which the last window ends; 0 without any."""
         return max(self._ends, default=0)
 
-    def update(self, iteration: int, position: Tensor, metric: Metric | None) -> Metric | None:
-        """The new metric if a window ends after this iteration, counted from 1, at ``[chains, *batch, D]``."""
+    def update(self, iteration: int, position: Tensor, gradient: Tensor | None, metric: Metric | None) -> Metric | None:
+        """The new metric if a window ends after this iteration, counted from 1, at positions ``[chains, *batch, D]``
+        with these gradients of the energy."""
         if not self._first < iteration <= self.last:
             return None
         self._positions.append(position)
+        if gradient is not None:
+            self._gradients.append(gradient)
         if iteration not in self._ends:
             return None
-        positions = torch.stack(self._positions)
+        positions = torch.cat(self._positions)
+        gradients = torch.cat(self._gradients) if self._gradients else None
         self._positions.clear()
-        return refitted(self._name, metric, positions)
+        self._gradients.clear()
+        return fitted(self._name, positions, gradients, metric)
 
 
 def _ends(first: int, last: int, shortest: int) -> set[int]:

@@ -138,7 +138,7 @@ class WarmUp:
             self._sub_steps.update(info, settled)
         if self._tuning.metric is not None and trial.position is not None:
             self._windows = self._windows or self._metric_windows(self._tuning.metric, trial.position)
-            metric = self._windows.update(self._done, trial.position, self._metric)
+            metric = self._windows.update(self._done, trial.position, trial.gradient, self._metric)
             if metric is not None:
                 self._change(metric, state)
         if self._open:

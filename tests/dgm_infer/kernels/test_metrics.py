@@ -8,7 +8,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.kernels.integrators import PhasePoint, leapfrog
-from dgm_infer.kernels.metrics import METRICS, MetricSettings, refitted
+from dgm_infer.kernels.metrics import METRICS, MetricSettings
 from dgm_infer.kernels.metrics import fitted as fitted_to
 from dgm_infer.linear_maps import IDENTITY, DiagonalMap, IdentityMap, LowRankMap, TriangularMap
 from tests.dgm_infer.kernels.quartic import QUARTIC, leapfrog_start, slope
@@ -51,30 +51,56 @@ def test_samples_give_their_covariance(name):
     torch.testing.assert_close(whitened @ whitened.mT, torch.eye(4, dtype=FLOAT).expand_as(factor), rtol=0, atol=0.2)
 
 
+def ratio(metric, factor):
+    """Largest over smallest eigenvalue, in the metric's coordinates, of the covariance with this factor."""
+    values = torch.linalg.eigvalsh((white := metric.solve(factor.mT)).mT @ white)
+    return (values[-1] / values[0]).item()
+
+
+@pytest.mark.parametrize("seen", [1.0, 0.05], ids=["all", "a twentieth"])
 @pytest.mark.parametrize("n", [60, 250, 1000])
-def test_few_samples_refine_a_dense_metric_where_they_differ_from_it(n):
+def test_few_positions_and_their_gradients_give_the_covariance_of_a_normal_density(n, seen):
     dim = 100
-    widths = torch.logspace(-2, 1, dim, dtype=FLOAT)
-    truth = torch.linalg.qr(draws(dim, dim))[0] * widths
-    mine = TriangularMap(torch.linalg.cholesky(truth @ truth.mT))
+    truth = torch.linalg.qr(draws(dim, dim))[0] * torch.logspace(-1, 1, dim, dtype=FLOAT)
+    # of each direction they see this share
+    positions = seen * draws(n, dim) @ truth.mT
+    gradients = positions @ torch.linalg.inv(truth @ truth.mT)
+    found = fitted_to("dense", positions, gradients)
+    # the control: from positions alone
+    assert ratio(fitted_to("dense", positions), truth) > 2 * ratio(found, truth)
+    if n > 2 * dim:
+        assert ratio(found, truth) < 3
+    for name, few in (("diagonal", 1), ("low_rank", 2)):
+        # a coordinate's own width takes a few positions, a direction some more
+        widths, mixed = torch.logspace(-2, 1, dim, dtype=FLOAT), torch.eye(dim, dtype=FLOAT)
+        if name == "low_rank":
+            mixed = torch.linalg.cholesky(mixed + 50 * torch.ones_like(mixed) / dim)
+        factor = widths.unsqueeze(-1) * mixed
+        positions = seen * draws(n, dim) @ factor.mT
+        found = fitted_to(name, positions, positions @ torch.linalg.inv(factor @ factor.mT))
+        assert ratio(found, factor) < 2 * few
+
+
+def test_positions_and_gradients_refine_a_metric_where_they_differ_from_it():
+    dim = 100
+    truth = torch.linalg.qr(draws(dim, dim))[0] * torch.logspace(-2, 1, dim, dtype=FLOAT)
     narrower = truth[:, [40]] @ truth[:, [40]].mT * (1 / 50**2 - 1)
     changed = torch.linalg.cholesky(truth @ truth.mT + narrower)
+    mine = TriangularMap(torch.linalg.cholesky(truth @ truth.mT))
+    precision = torch.linalg.inv(changed @ changed.mT)
+    for n, most in ((60, 1000), (250, 2)):
+        positions = draws(n, dim) @ changed.mT
+        assert ratio(mine, changed) > 2000
+        assert ratio(fitted_to("dense", positions, positions @ precision, mine), changed) < most
 
-    def ratios(metric, factor):
-        """Eigenvalues, in increasing order, of the covariance in the metric's coordinates."""
-        white = metric.solve(factor.mT)
-        return torch.linalg.eigvalsh(white.mT @ white)
 
-    samples = draws(n, dim)
-    kept = ratios(refitted("dense", mine, (samples @ mine.factor.mT).unflatten(0, (-1, 10))), mine.factor)
-    assert kept[-1] / kept[0] < 4
-    # the control: from these samples alone
-    alone = ratios(fitted_to("dense", samples @ mine.factor.mT), mine.factor)
-    assert alone[-1] / alone[0] > 1.3 * kept[-1] / kept[0]
-    if n > 4 * dim:
-        assert ratios(mine, changed)[0] < 1e-3
-        found = ratios(refitted("dense", mine, (samples @ changed.mT).unflatten(0, (-1, 10))), changed)
-        assert found[-1] / found[0] < 4
+def test_coordinates_without_a_gradient_have_the_width_of_their_positions():
+    positions = draws(200, 2, 3) * torch.tensor([3.0, 1.0, 0.2], dtype=FLOAT)
+    gradients = positions * torch.tensor([0.0, 1.0, torch.nan], dtype=FLOAT)
+    for name in ADAPTED:
+        metric = fitted_to(name, positions, gradients)
+        moved = metric.apply(draws(2000, 2, 3)).std(0)
+        torch.testing.assert_close(moved, positions.std(0), rtol=0.2, atol=0)
 
 
 def test_the_diagonal_metric_has_the_variances_of_the_samples():
