@@ -27,8 +27,6 @@ from .metropolis import Point, point_at
 class ConstrainedSettings:
     """What :class:`ConstrainedHMC` goes by where its fields are None."""
 
-    acceptance: float = 0.9
-    """That step sizes are adapted to: solvers take more updates for longer steps, and fail at more of them."""
     few_rows: int = 16
     """Rows of a Jacobian without structure up to which Newton's method, with one for each iteration, is worth its
     time."""
@@ -153,7 +151,7 @@ class ConstrainedHMC(Scheduled):
     def tuning(self, problem: Fibre) -> Tuning:
         n_geodesic = self.sub_steps(problem) if self.n_geodesic is None else None
         tuning = self.schedule_tuning(self.longest_step(problem))
-        return dataclasses.replace(tuning, n_geodesic=n_geodesic, usual_acceptance=_SETTINGS.acceptance)
+        return dataclasses.replace(tuning, n_geodesic=n_geodesic)
 
     def is_program(self, problem: Fibre) -> bool:
         """Whether :meth:`step` can be captured as one program: on a GPU no loop within a loop is recorded."""
