@@ -128,10 +128,8 @@ class Tuning:
     """Name of the metric that warm-up adapts to ``Trial.position`` and ``gradient``, one per problem; None if fixed."""
     target_acceptance: float | None = None
     """Mean acceptance probability that the step size is adapted to; None for that of the run."""
-    usual_acceptance: float = 0.9
-    """The same where the run says none. Acceptance is seen in a warm-up, which visits few of the narrow regions of a
-    density: steps too long for them cost more than shorter ones. Beside 0.8 (Hoffman and Gelman 2014), 1.05 to 10 times the effective draws per second on 8 problems with 2 seeds, 0.9 times on one; and
-    solvers of constraints take more updates for longer steps, and fail at more of them."""
+    usual_acceptance: float = 0.8
+    """The same where the run says none."""
 
 
 @runtime_checkable

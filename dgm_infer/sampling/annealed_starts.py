@@ -83,7 +83,7 @@ def anneal_noise(
         kernel: kernel whose probes move the points where the noise is not additive.
         chains: number of chains; at least 16 points per problem are annealed, at least 64 where that costs little.
         tolerance: relative tolerance of the starting points.
-        target_acceptance: acceptance probability that step sizes are adapted to; None for 0.9.
+        target_acceptance: acceptance probability that step sizes are adapted to; None for 0.8.
         report: called with a line of progress after every increment.
 
     Raises:

@@ -64,7 +64,7 @@ def sample(
             decoder, until they are typical of the posterior. Stranded chains restart from surviving ones:
             ``Draws.ancestors`` records which.
         target_acceptance: mean acceptance probability that step sizes are adapted to, unless the kernel names its own;
-            None for 0.9, or what a kernel itself says.
+            None for 0.9 where trajectories have a length, and 0.8 else, as for NUTS.
         progress: show a bar with acceptance, failures and constraint error on the standard error stream.
         run: a new folder that keeps the run while it runs: :func:`resume` goes on with it after a stop of any kind,
             :func:`extend` adds draws, :func:`collect` reads what is there. The draws are the same as without.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -247,12 +247,6 @@ def _steps_of_a_third():
 @switch("last SMC step", "what remains for the last step of SMC is 0.03, and not 0.3", "evidence")
 def _last_step():
     with replaced(smc, SETTINGS=smc.SETTINGS.replace(last=0.3)):
-        yield
-
-
-@switch("shorter steps", "one transition in eight takes shorter steps")
-def _shorter_steps():
-    with replaced(hmc, TRAJECTORY=replace(hmc.TRAJECTORY, short=0.0)):
         yield
 
 

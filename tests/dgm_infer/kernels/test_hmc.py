@@ -1,7 +1,5 @@
 """HMC on targets whose moments are known."""
 
-import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +7,6 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.kernels import hmc
 from dgm_infer.sampling.adaptation import DualAveraging
 from tests.oracles import FLOAT, assert_agrees, assert_refuted, correlated_gaussian, funnel
 
@@ -47,38 +44,6 @@ def test_the_non_centred_funnel_has_its_moments():
 def test_control_the_funnel_without_its_change_of_variables_is_noticed():
     oracle = funnel(jacobian=False)
     assert_refuted(oracle, run(oracle))
-
-
-def longest_stay_in_a_narrow_wing(seed=0):
-    """Transitions that a chain stays where it is, at most, on a density a tenth as wide beyond 1.5 of the first axis.
-
-    The step suits the wide part, and is three times what is stable in the other.
-    """
-
-    def energy(x):
-        a, y = x[..., 0], x[..., 1:]
-        log_width = -math.log(10) * torch.sigmoid(8 * (a - 1.5))
-        square = (y * log_width.neg().exp().unsqueeze(-1)).square().sum(-1)
-        return 0.5 * a.square() + 0.5 * square + y.shape[-1] * log_width
-
-    kernel, start = dgm.HMC(step_size=0.6, trajectory_length=1.6), torch.zeros(8, 4, dtype=FLOAT)
-    draws = dgm.sample(
-        dgm.Target(energy, 4), kernel, chains=8, warmup=0, draws=10_000, initial=start, seed=seed, progress=False
-    )
-    a = draws.latents["x"][..., 0]
-    beyond = (a > 1.5).double().mean(1)
-    # that a standard normal number is, within five standard errors
-    assert abs(beyond.mean() - 0.0668) < 5 * beyond.std() / 8**0.5
-    return max(int((own.diff() != 0).nonzero().flatten().diff().max()) for own in a)
-
-
-def test_chains_leave_where_the_step_size_is_too_long():
-    assert longest_stay_in_a_narrow_wing() < 350
-
-
-def test_control_with_one_step_size_they_stay(monkeypatch):
-    monkeypatch.setattr(hmc, "TRAJECTORY", replace(hmc.TRAJECTORY, short=0.0))
-    assert longest_stay_in_a_narrow_wing() > 350
 
 
 def test_a_plain_function_is_a_target():
