@@ -157,7 +157,7 @@ def test_jumps_are_to_other_modes_and_back_by_the_same_map():
 
 
 def sampled(kernel, **changes) -> Any:
-    settings = {"chains": 8, "warmup": 100, "draws": 400, "seed": 1, "progress": False} | changes
+    settings = {"chains": 32, "warmup": 100, "draws": 100, "seed": 1, "progress": False} | changes
     return dgm.sample(Bananas(), kernel, **settings)
 
 
