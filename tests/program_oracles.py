@@ -1,4 +1,4 @@
-"""Twelve Pyro programs with their posterior moments by quadrature or in closed form, and by Pyro's own NUTS."""
+"""Twelve Pyro programs: posterior moments by quadrature or in closed form, and what Pyro itself says of them."""
 
 import math
 import warnings
@@ -15,6 +15,7 @@ with warnings.catch_warnings():
     import pyro
     import pyro.distributions
     import pyro.infer
+    import pyro.infer.mcmc.util
     from pyro.ops.stats import effective_sample_size
 
 # Pyro's distributions are torch's with more methods, which their types do not have
@@ -138,7 +139,8 @@ class Case(NamedTuple):
     """Moments, given what makes the program a wrong one."""
     observed: dict[str, float] | None = None
     """What is observed exactly, where Pyro's ``obs=`` does not say it."""
-    has_nuts: bool = True
+    has_nuts: bool = False
+    """Whether the oracle has integrated a variable out, whose moments Pyro's NUTS gives."""
 
 
 def by_quadrature(program: Callable[..., None], *args: Any, box: list[tuple[float, float]], n: int) -> Callable:
@@ -197,6 +199,7 @@ CASES: dict[str, Case] = {
         wrong={"width": 1.0},
         box=[(-5, 6), (-14, 5)],
         n=160,
+        has_nuts=True,
     ),
     "half-Cauchy scales": _case(half_cauchy, PAIRS, wrong={"width": 0.5}, box=[(-3, 3.5)] * 2, n=120),
     "LKJ correlation": _case(correlated, PAIRS, wrong={"concentration": 4.0}, box=[(-4, 5), (-3, 3)], n=120),
@@ -207,7 +210,7 @@ CASES: dict[str, Case] = {
     "nested plates": _case(nested, PAIRS, wrong={"width": 0.1}, box=[(-2, 2.5), (-2.2, 2), (-2.2, 2)], n=60),
     "normal vector": Case(vector, (Y[:3],), {"width": 0.5}, of_vector),
     "transformed": _case(transformed, POSITIVE, wrong={"low": 0.2}, box=[(-14, 16)], n=1000),
-    "a sum": Case(total, (), {"rate": 1.5}, of_total, {"total": 3.0}, has_nuts=False),
+    "a sum": Case(total, (), {"rate": 1.5}, of_total, {"total": 3.0}),
     "mixed": _case(mixed, Y, COUNTS, wrong={"weight": 1.0}, box=[(-3, 5), (-2.5, 4)], n=160),
 }
 
@@ -249,6 +252,14 @@ def by_chains(values: Mapping[str, Tensor]) -> Estimates:
         means = torch.stack([value.double(), value.double() ** 2]).mean(2)
         errors[name] = means.std(1) / math.sqrt(means.shape[1])
     return found._replace(errors=errors)
+
+
+def potential_of(case: Case) -> tuple[dict[str, Tensor], Callable[[dict[str, Tensor]], Tensor], dict[str, Any]]:
+    """Of Pyro: a point in its coordinates, ``-log p`` of such, and the bijections to them."""
+    with torch.random.fork_rng():
+        pyro.set_rng_seed(0)
+        start, potential, bijections, _ = pyro.infer.mcmc.util.initialize_model(case.program, case.args)
+    return start, potential, bijections
 
 
 def nuts(case: Case, chains: int, warmup: int, draws: int) -> dict[str, Tensor]:
