@@ -70,13 +70,13 @@ def test_bad_options_are_named(tmp_path):
             programs.bench(**options, output=str(tmp_path))
 
 
-CHAINS = 40
+CHAINS = 80
 
 
 def moments(model, data, seed, least=200):
     """First two moments of the latents ``[2, 4]``, with their standard errors, from many independent chains."""
     fibre = dgm.condition(model, data)
-    draws = dgm.sample(fibre, chains=CHAINS, warmup=60, draws=40, seed=seed, progress=False)
+    draws = dgm.sample(fibre, chains=CHAINS, warmup=60, draws=20, seed=seed, progress=False)
     summary = draws.summary([f"z{i}" for i in range(1, 5)])
     assert summary["ess_bulk"].to_numpy().min() > least
     z = torch.stack([draws.latents[f"z{i}"] for i in range(1, 5)], -1)
