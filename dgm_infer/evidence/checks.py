@@ -57,7 +57,21 @@ class CrossCheckSettings:
     """Standard errors of the difference above which it widens the error."""
 
 
-SEARCHES, CROSS = SearchesAfterwards(), CrossCheckSettings()
+@dataclass(frozen=True)
+class PlateauSettings:
+    """Where a likelihood has nothing that leads to its mass."""
+
+    draws: int = 64
+    """Prior draws that are looked at."""
+    step: float = 0.1
+    """Standard deviations of the prior to the point beside each."""
+    flat: float = 0.01
+    """Change of log likelihood, in nats, up to which it is flat between them."""
+    below: float = 3.0
+    """Nats below the draws of the posterior from which a plateau is not where these are."""
+
+
+SEARCHES, CROSS, PLATEAUS = SearchesAfterwards(), CrossCheckSettings(), PlateauSettings()
 
 
 class Components(NamedTuple):
@@ -114,6 +128,33 @@ def count_minima(path: AnnealedPath, rng: torch.Generator) -> Tensor:
         return _modes(path, SEARCHES.starts, SEARCHES.iterations, rng).found
     except (RuntimeError, ValueError, ArithmeticError):
         return torch.zeros(path.batch_shape, dtype=torch.int64)
+
+
+def plateaus(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> Tensor:
+    """Share of prior draws where the likelihood is flat, far below where it is at the posterior's, ``[*batch]``.
+
+    Neither searches nor moves find what is narrow between plateaus, as of a softmax at a low temperature. Of a target
+    without a standard normal prior nothing is known: 0.
+    """
+    target, nothing = path.target, torch.zeros_like(outcome.estimate.log_z)
+    if not target.standardised or not outcome.draws.shape[1]:
+        return nothing
+
+    def loss(x: Tensor) -> Tensor:
+        return (target.energy(x) - 0.5 * x.square().sum(-1)).double()
+
+    try:
+        x = target.initial_draws(PLATEAUS.draws, rng).to(path.base.mean)
+        beside = x + PLATEAUS.step * torch.randn(x.shape, generator=rng, dtype=x.dtype, device=x.device)
+        there = loss(x)
+        flat = (loss(beside) - there).abs() < PLATEAUS.flat
+        # of weighted draws the best of every chain
+        best = outcome.log_weights.argmax(1)
+        index = best[:, None, ..., None].expand(-1, 1, *outcome.draws.shape[2:])
+        usual = loss(outcome.draws.gather(1, index)[:, 0].to(x)).median(0).values
+    except (RuntimeError, ValueError, ArithmeticError):
+        return nothing
+    return (flat & (there > usual + PLATEAUS.below)).double().mean(0)
 
 
 def widened(std_error: Tensor, unseen: Unseen) -> tuple[Tensor, Unseen]:
@@ -265,6 +306,7 @@ def checked(
     # the two are of the same mass: the larger counts
     error = torch.maximum(error, (outcome.estimate.std_error.square() + spread.square()).sqrt())
     found = {
+        "plateaus": plateaus(path, outcome, rng),
         "minima": unseen.found,
         "unseen_modes": unseen.modes,
         "unseen_shift": unseen.shift,

@@ -147,12 +147,15 @@ def _chosen(run: EvidenceRun) -> Method:
 
 
 def _estimated(run: EvidenceRun, path: AnnealedPath) -> Outcome:
-    """The method's own outcome, with the effective number of chains and the spacing of energies at its draws."""
+    """The method's own outcome, with its drift in the error, effective chains and the spacing of energies at draws."""
     outcome = run.method.run(path, run.chains, run.rng, run.bar)
     effective = weight_ess(outcome.log_weights.logsumexp(1))
     draws = outcome.draws[:, -1] if outcome.draws.shape[1] else path.base.mean[None]
     found = {"effective_chains": effective, "energy_spacing": spacing(path.target, draws.to(path.base.mean))}
-    return outcome._replace(diagnostics=outcome.diagnostics | found)
+    estimate = outcome.estimate
+    if (drift := outcome.diagnostics.get("drift")) is not None:
+        estimate = estimate._replace(std_error=(estimate.std_error.square() + drift.square()).sqrt())
+    return outcome._replace(estimate=estimate, diagnostics=outcome.diagnostics | found)
 
 
 class Refined(NamedTuple):

@@ -16,6 +16,9 @@ _SHARE, _MORE = 0.5, 3
 _PLENTY, _LARGEST = 100, 32
 # How many times wider than the largest quarter the upper half of log weights may be: beyond, the quarter is a group.
 _WIDER = 3.0
+# Probability that halves of a run differ by so much by chance, over all problems: one run in a thousand is warned of
+# for nothing.
+_DRIFT = 1e-3
 
 
 class Estimate(NamedTuple):
@@ -152,6 +155,26 @@ def log_ratios(log_numerators: Tensor, log_denominators: Tensor, powers: Tensor 
     # if one chain holds all the weight, leaving it out leaves no estimate
     error = torch.where(left_out.isfinite().all(0), error, math.inf)
     return Estimate(whole, error, (n - 1) * (mean - whole))
+
+
+def drift(log_numerators: Tensor, log_denominators: Tensor, powers: Tensor | None = None) -> Tensor:
+    """By how much the second half of a run has a larger :func:`log_ratios`, ``[*batch]``; 0 where that can be chance.
+
+    Args:
+        log_numerators, log_denominators: of both halves, ``[2, chains, ratios, *batch]``.
+        powers: as there.
+    """
+    from scipy.stats import t
+
+    chains = log_numerators.shape[1]
+    if chains == 1:
+        return torch.zeros_like(log_numerators[0, 0, 0])
+    twice = None if powers is None else torch.cat([powers, powers])
+    # the first half turned upside down
+    above = torch.cat([log_numerators[1], log_denominators[0]], 1)
+    change, error, _ = log_ratios(above, torch.cat([log_denominators[1], log_numerators[0]], 1), twice)
+    beyond = float(t.isf(_DRIFT / (2 * max(change.numel(), 1)), chains - 1)) * error
+    return torch.where(change.isfinite() & (change.abs() > beyond), change, 0.0)
 
 
 def _log_sum_of_others(log_values: Tensor) -> Tensor:

@@ -40,6 +40,8 @@ class WarningLevels:
     first of them reflect where its chains began."""
     any_restarts: float = 2
     """The same whatever the target is."""
+    flat: float = 0.5
+    """Share of prior draws on plateaus of the likelihood from which moves between them are blind."""
     tail: float = 100.0
     """Nats by which the target exceeds the base in the tails, beside most draws, above which SMC claims too small an
     error: below, 93 to 98 % of intervals cover (docs/evidence.md)."""
@@ -111,6 +113,24 @@ def run_warnings(
         "a short parallel tempering finds log Z larger by about {x:.2g} nats, which std_error now includes; for less, "
         "method=dgm.ParallelTempering(), which takes twelve times the gradients of GibbsTempering",
         rare,
+    )
+    flat = diagnostics.get("plateaus", torch.zeros_like(std_error))
+    found.look(
+        "misleading",
+        flat > LEVELS.flat,
+        "the likelihood is flat at {x:.0%} of the prior draws, and far below what it is at the posterior's{of}",
+        "moves find what is narrow between plateaus by chance, and log Z may be too low by more than std_error says; "
+        "compare with base=dgm.Gaussian.broad(target), method=dgm.evidence.ImportanceSampling(10_000), which makes no "
+        "moves",
+        flat,
+    )
+    drift = diagnostics.get("drift", torch.zeros_like(std_error)).abs()
+    found.look(
+        "misleading",
+        drift > 0,
+        "log Z changes by {x:.2g} nats from the first half of the run to the second{of}",
+        "chains have not settled, and log Z may be wrong by as much, which std_error now includes; use more draws",
+        drift,
     )
     restarts, short, seldom = diagnostics.get("restarts"), none, none
     if restarts is not None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ..estimators import Estimate, log_ratios
+from ..estimators import Estimate, drift, log_ratios
 from ..method import Outcome
 from ..path import PathPoint
 from ..plan import TUNING
@@ -97,18 +97,22 @@ class SteppingStones:
     def __init__(self, betas: Tensor, centre: Tensor, chains: int):
         self.widths, self.centre = betas.diff(dim=0).unsqueeze(1), centre.unsqueeze(1)
         shape = (len(centre), chains, *centre.shape[1:])
-        self._sums = torch.full((4, *shape), -torch.inf, dtype=torch.float64, device=betas.device)
+        self._halves = torch.full((2, 4, *shape), -torch.inf, dtype=torch.float64, device=betas.device)
         self.count = 0
 
-    def add(self, differences: Tensor) -> None:
-        """Add states with these ``d``, ``[K + 1, chains, *batch]``."""
+    def add(self, differences: Tensor, half: int = 0) -> None:
+        """Add states with these ``d``, ``[K + 1, chains, *batch]``, in the first half of a run or the second (1)."""
         # an infinite difference over no distance is none
         forward = torch.where(self.widths > 0, -self.widths * differences[:-1], 0.0)
         reverse = torch.where(self.widths > 0, self.widths * differences[1:], 0.0)
         bennett = logsigmoid(forward - self.centre), logsigmoid(reverse + self.centre)
         new = torch.stack([forward, reverse, *bennett])
-        torch.logaddexp(self._sums, new, out=self._sums)
+        self._halves[half] = torch.logaddexp(self._halves[half], new)
         self.count += 1
+
+    @property
+    def _sums(self) -> Tensor:
+        return self._halves.logsumexp(0)
 
     @property
     def bennett(self) -> Tensor:
@@ -123,13 +127,23 @@ class SteppingStones:
             powers: shares of the legs in the estimate, ``[legs, *batch]`` with sum 1; the sums are of
                 ``[K, chains, legs, *batch]``.
         """
-        log_n = torch.full_like(self._sums[0], 0.0) + torch.tensor(float(self.count)).log()
         forward, reverse, up, down = self._sums
+        log_n = torch.full_like(forward, 0.0) + torch.tensor(float(self.count)).log()
         pairs = {"forward": (forward, log_n), "backward": (log_n, reverse), "bennett": (up + self.centre, down)}
-        share = powers.expand(len(log_n), *powers.shape).flatten(0, 1)
-        # [chains, K * legs, *batch]
-        flat = {name: tuple(part.movedim(1, 0).flatten(1, 2) for part in pair) for name, pair in pairs.items()}
-        return {name: log_ratios(above, below, share) for name, (above, below) in flat.items()}
+        return {name: log_ratios(_flat(up), _flat(down), self._shares(powers)) for name, (up, down) in pairs.items()}
+
+    def drift(self, powers: Tensor) -> Tensor:
+        """By how much Bennett's estimate is larger in the second half, 0 where that can be chance, ``[*batch]``."""
+        up, down = self._halves[:, 2] + self.centre, self._halves[:, 3]
+        return drift(torch.stack([*map(_flat, up)]), torch.stack([*map(_flat, down)]), self._shares(powers))
+
+    def _shares(self, powers: Tensor) -> Tensor:
+        return powers.expand(self._halves.shape[2], *powers.shape).flatten(0, 1)
+
+
+def _flat(sums: Tensor) -> Tensor:
+    """``[K, chains, legs, *batch]`` as ``[chains, K * legs, *batch]``."""
+    return sums.movedim(1, 0).flatten(1, 2)
 
 
 class Sweep(NamedTuple):
@@ -241,10 +255,11 @@ class Round:
         self._acceptance = torch.zeros_like(betas[1:])
         self._tunes, self._at_target = tunes, torch.zeros_like(betas[0])
         self._draws = legs.base.mean.new_empty(chains, keep, *legs.base.mean.shape)
+        self._half = keep * thin / 2
         self.kept = 0
 
     def add(self, sweep: Sweep) -> None:
-        self.stones.add(sweep.differences)
+        self.stones.add(sweep.differences, int(self._half > 0 and self.sweeps >= self._half))
         self._swaps += sweep.swap_probabilities.mean(1)
         self._acceptance += sweep.acceptance.mean(1)
         if self._tunes:
@@ -293,6 +308,7 @@ class Round:
             "log_z_backward": estimates["backward"].log_z,
             "leg_log_z": self.stones.bennett.sum(0),
             "leg_shares": powers,
+            "drift": self.stones.drift(powers),
             "betas": self.betas,
         }
         log_weights = torch.zeros(draws.shape[:-1], dtype=torch.float64, device=draws.device)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...arguments import choice, finite, whole_number
 from ...errors import ArgumentError, EvidenceError
 from ...progress import Progress
-from ..estimators import Estimate, largest_share, log_mean, log_ratio, weight_ess
+from ..estimators import Estimate, drift, largest_share, log_mean, log_ratio, weight_ess
 from ..method import Outcome, check_held
 from ..path import AnnealedPath, PathPoint
 from ..plan import Pilot, Piloted
@@ -74,6 +74,13 @@ class Record:
         ratio = log_ratio(w1.logsumexp(1), w0.logsumexp(1))
         return ratio._replace(log_z=self.log_zeta + ratio.log_z)
 
+    def _drift(self) -> Tensor:
+        n = self.count // 2
+        if not n:
+            return torch.zeros_like(self.log_zeta)
+        halves = (torch.stack([w[:, :n], w[:, n : 2 * n]]).logsumexp(2) for w in (self.log_w1, self.log_w0))
+        return drift(*(half.unsqueeze(2) for half in halves))
+
     def outcome(self, pilot_evaluations: int) -> Outcome:
         w1, w0 = self.log_w1, self.log_w0
         tenths = (self.beta * 10).clamp(0, 9).to(torch.int64)
@@ -86,6 +93,7 @@ class Record:
             "round_trips": (self.crossings // 2).sum(0),
             "acceptance": (self.acceptance / self.count).mean(0),
             "log_zeta": self.log_zeta,
+            "drift": self._drift(),
             **base_check(self.first, self.second, w0.exp().sum(1)),
         }
         log_weights = w1[:, self.thin - 1 :: self.thin]

@@ -9,7 +9,9 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.evidence.method import EstimateStatus
+from dgm_infer.target import as_target
 from tests.known_evidence import known_gaussian
+from tests.models import Function
 from tests.oracles import FLOAT
 
 CHAINS = 16
@@ -152,3 +154,47 @@ def test_what_a_run_warns_of_is_in_its_diagnosis(method):
     warned = {str(warning.message).removeprefix(f"{name}: ") for warning in caught}
     assert warned
     assert warned <= {found.line for found in bad.diagnose()}
+
+
+SAID = pytest.mark.filterwarnings("ignore::dgm_infer.diagnosis.DiagnosisWarning")
+
+
+def cold_softmax(cold):
+    """``softmax(cold u)``, observed with noise: log Z = -0.62 +- 0.01 at 100, by 20 million prior draws."""
+    values = torch.tensor([0.7, 0.3, 0.0, 0.0, 0.0], dtype=FLOAT)
+    return dgm.condition(Function(lambda u: torch.softmax(cold * u, -1), 5), values, noise=0.1)
+
+
+@SAID
+@pytest.mark.parametrize("method", [None, dgm.GibbsTempering(), dgm.AIS()], ids=lambda m: type(m).__name__)
+def test_a_likelihood_of_plateaus_is_named(method):
+    def flat(cold):
+        found = dgm.log_evidence(cold_softmax(cold), method=method, seed=0, progress=False).diagnose()
+        return [each.severity for each in found if "the likelihood is flat at" in each.what]
+
+    assert flat(100.0) == ["misleading"]
+    # the control, where it has slopes everywhere
+    assert flat(1.0) == []
+
+
+def test_what_a_finding_of_plateaus_advises_is_right():
+    target = as_target(cold_softmax(100.0))
+    best = dgm.evidence.ImportanceSampling(10_000)
+    found = dgm.log_evidence(target, dgm.Gaussian.broad(target), best, seed=0, progress=False)
+    assert abs(found.log_z + 0.62) < 3 * found.std_error + 0.02
+
+
+@SAID
+def test_a_run_that_has_not_settled_is_named_and_its_error_includes_it():
+    """Parallel tempering begins on the plateaus, and its chains find the mass between them one by one."""
+    found = dgm.log_evidence(cold_softmax(100.0), method=dgm.ParallelTempering(), seed=0, progress=False)
+    assert any("from the first half of the run to the second" in each.what for each in found.diagnose())
+    drift = found.diagnostics["drift"]
+    assert drift > 0.3
+    assert found.std_error > drift
+    assert abs(found.log_z + 0.62) < 3 * found.std_error
+    # the control
+    target = as_target(cold_softmax(1.0))
+    calm = dgm.log_evidence(target, method=dgm.ParallelTempering(), seed=0, progress=False)
+    assert calm.diagnostics["drift"] == 0
+    assert not calm.diagnose()

@@ -7,6 +7,7 @@ import torch
 
 from dgm_infer.evidence.estimators import (
     bennett,
+    drift,
     finite_or_zero,
     log_mean,
     log_ratio,
@@ -87,6 +88,20 @@ def test_the_error_of_a_ratio_knows_that_its_parts_move_together():
     assert together.std_error.max() < 1e-12
     apart = log_ratio(numerators, log_normal(20, 100, 1.0, seed=2))
     assert apart.std_error.min() > 0.05
+
+
+def test_halves_of_a_run_that_differ_by_more_than_chance_are_told():
+    halves = torch.stack([log_normal(16, 200, 0.5, seed=seed) for seed in (1, 2)]).unsqueeze(2)
+    same = torch.zeros_like(halves)
+    # the control
+    assert (drift(halves, same) == 0).all()
+    halves[1] += 2.0
+    found = drift(halves, same)
+    assert (found > 0).double().mean() > 0.9
+    assert abs(found.median() - 2.0) < 0.2
+    # a share of it counts in proportion, and one chain has no error
+    torch.testing.assert_close(drift(halves, same, torch.full((1, 200), 0.5, dtype=FLOAT)), 0.5 * found)
+    assert (drift(halves[:, :1], same[:, :1]) == 0).all()
 
 
 def test_the_ends_weights_are_those_of_the_truncated_exponential():
