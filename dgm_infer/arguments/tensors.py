@@ -23,6 +23,11 @@ def numbers(call: str, field: str, value: Any, dtype: torch.dtype | None = None)
     return values if kept or values.dtype == dtype else values.to(default_type())
 
 
+def digits(value: Any) -> torch.dtype | None:
+    """64 bits for Python's numbers, which then lose no digits before they are converted; None for what has a type."""
+    return None if hasattr(value, "dtype") or hasattr(value, "__array__") else torch.float64
+
+
 def default_type() -> torch.dtype:
     """torch's default floating-point type, or 32 bits where it has 16, in which nothing is computed."""
     default = torch.get_default_dtype()

@@ -6,7 +6,7 @@ from typing import overload
 import torch
 from torch import Tensor, nn
 
-from ..arguments import array, available_device, choice, context, floating_type, positive
+from ..arguments import array, available_device, choice, context, digits, floating_type, positive
 from ..arguments.values import shown
 from ..errors import ArgumentError, ObservationError, reported_as
 from ..models import (
@@ -216,7 +216,7 @@ def bind(frozen: GenerativeModel, observed, observe, dtype: torch.dtype, device:
         ObservationError: the data or the mask do not fit the model.
     """
     with reported_as(ObservationError):
-        y = array("condition", "observed", observed).to(device=device, dtype=dtype)
+        y = array("condition", "observed", observed, digits(observed)).to(device=device, dtype=dtype)
     if isinstance(observe, nn.Module):
         observe = frozen_copy(observe, dtype, device)
     operator, values = as_observation(observe).bind(y, frozen)

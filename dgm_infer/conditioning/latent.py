@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Distribution, Normal
 from torch.nn import functional as F
 
-from ..arguments import indices, instance, numbers, points
+from ..arguments import digits, indices, instance, numbers, points
 from ..errors import ModelError, ObservationError
 from ..models import (
     CensoredNormal,
@@ -59,7 +59,8 @@ class LatentPosterior(Posterior):
         if not isinstance(decoder, nn.Module):
             raise ModelError(f"LatentPosterior(decoder={type(decoder).__name__}): expected a torch.nn.Module")
         frozen = evaluation_copy(decoder)
-        images = numbers("LatentPosterior", "images", images)
+        like = reference_tensor(frozen)
+        images = numbers("LatentPosterior", "images", images, digits(images) and like.dtype)
         shape = _image_shape(images, output_distribution(frozen, prior).event_shape)
         values = images.reshape(*images.shape[: images.ndim - len(shape)], shape.numel())
         index = None if mask is None else pixels(mask).index(tuple(shape)).to(images.device)

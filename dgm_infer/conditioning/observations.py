@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ..arguments import array, boolean_mask, finite, numbers, whole_number
+from ..arguments import array, boolean_mask, digits, finite, numbers, whole_number
 from ..arguments.values import shown
 from ..errors import ConfigError, ObservationError, cause, reported_as
 from ..models import GenerativeModel
@@ -285,7 +285,7 @@ class Linear(Observation):
     def __init__(self, matrix):
         with reported_as(ObservationError):
             finite("linear", "matrix", matrix)
-            matrix = array("linear", "matrix", matrix)
+            matrix = array("linear", "matrix", matrix, digits(matrix))
         if matrix.ndim != 2 or not matrix.is_floating_point():
             kind = str(matrix.dtype).removeprefix("torch.")
             raise ObservationError(
@@ -329,7 +329,7 @@ class Blur(Observation):
     def __init__(self, kernel):
         with reported_as(ObservationError):
             finite("blur", "kernel", kernel)
-            kernel = array("blur", "kernel", kernel)
+            kernel = array("blur", "kernel", kernel, digits(kernel))
         if kernel.ndim == 0:
             sd = float(kernel)
             if not 0 < sd <= _WIDEST:

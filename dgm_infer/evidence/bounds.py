@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import finite, flag
+from ..arguments import digits, finite, flag
 from ..arguments.values import shown
 from ..errors import ArgumentError, EvidenceError
 from ..references.density import Whitened
@@ -86,7 +86,7 @@ def bidirectional(
     flag("bidirectional", "exact", exact)
     keeping = Keeping.checked("bidirectional", run, checkpoint_every, devices, executor)
     own = EvidenceRun("bidirectional", target, base, method, RunOptions(chains, seed, chunk, keep_draws, progress))
-    draws = finite("bidirectional", "exact_draws", exact_draws).to(base.mean)
+    draws = finite("bidirectional", "exact_draws", exact_draws, digits(exact_draws)).to(base.mean)
     shared = draws.shape == base.mean.shape
     if shared:
         draws = draws.expand(own.chains, *draws.shape)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from ..arguments import finite, flag, instance, numbers, positive
+from ..arguments import digits, finite, flag, instance, numbers, positive
 from ..arguments.values import shown
 from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, ModelError, warn
@@ -176,7 +176,7 @@ def rate_distortion(
     method = AIS(target_acceptance=0.85) if method is None else instance(name, "method", method, AIS, "AIS(200)")
     decoder = _decoder(model, prior)
     like = reference_tensor(decoder.module)
-    x = _flat_images(decoder, finite(name, "images", images).to(like))
+    x = _flat_images(decoder, finite(name, "images", images, digits(images)).to(like))
     measure, usual = _measure(decoder, distortion, x.shape[-1])
     largest = _largest(beta, usual)
     target, base = _Distorted(decoder, measure, x, largest), _prior_of(decoder, x)

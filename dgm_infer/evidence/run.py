@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..arguments import allocatable, context, flag, numbers, other_seed, random_seed, whole_number
+from ..arguments import allocatable, context, digits, flag, numbers, other_seed, random_seed, whole_number
 from ..conditioning import Everything, Fibre, LatentPosterior, condition
 from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, EvidenceError, cause, warn
-from ..models import GenerativeModel, LatentVariableModel
+from ..models import GenerativeModel, LatentVariableModel, reference_tensor
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..progress import Progress
 from ..references import Gaussian
@@ -118,11 +118,13 @@ def _of_pair(call: str, problem: Any) -> tuple[LatentVariableModel | None, Tenso
     if len(problem) != 2 or not isinstance(problem[0], nn.Module):
         kinds = ", ".join(type(each).__name__ for each in problem)
         raise ArgumentError(f"{call}(({kinds})): expected a target, or a pair (model, images)")
-    images = numbers(call, "images", problem[1])
+    images = numbers(call, "images", problem[1], digits(problem[1]))
     if LatentVariableModel.find(problem[0]) is None and isinstance(problem[0], GenerativeModel):
         # without a decoder, the density is that of its own noise
         return None, images, as_target(condition(problem[0], images))
     parts = LatentVariableModel.of(problem[0])
+    if digits(problem[1]):
+        images = images.to(reference_tensor(parts.decoder))
     size = torch.Size(parts.output_shape).numel()
     fits = [k for k in range(1, images.ndim + 1) if images.shape[-k:].numel() == size]
     # a channel of its own would look like a batch of one

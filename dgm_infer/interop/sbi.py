@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..arguments import allocatable, array, instance, names_of, positive, random_seed, whole_number
+from ..arguments import allocatable, array, digits, instance, names_of, positive, random_seed, whole_number
 from ..conditioning.condition import condition
 from ..conditioning.observations import Observation, Pixels
 from ..conditioning.observations import observe as as_observation
@@ -95,7 +95,7 @@ class SBIPosterior:
 
     def set_default_x(self, x: Any) -> "SBIPosterior":
         """Set the observation of :meth:`sample` where none is given, and return the posterior."""
-        self._x = array("set_default_x", "x", x)
+        self._x = array("set_default_x", "x", x, digits(x))
         return self
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import array, mapping
+from ..arguments import array, digits, mapping
 from ..errors import ModelError, cause
 from ..sampling.predictive import CalledProgram, importing_pyro, is_stated
 from .charts import has_fewer_dimensions, without_events
@@ -29,8 +29,12 @@ def as_data(call: str, field: str, values: Any) -> dict[str, Tensor]:
     Raises:
         ArgumentError: it is not a mapping of numbers.
     """
-    given = mapping(call, field, values, "{'y': data}")
-    return {name: array(call, f"{field}[{name!r}]", value) for name, value in given.items()}
+    found = {}
+    for name, value in mapping(call, field, values, "{'y': data}").items():
+        found[name] = array(call, f"{field}[{name!r}]", value)
+        if found[name].is_floating_point():
+            found[name] = array(call, f"{field}[{name!r}]", value, digits(value))
+    return found
 
 
 def conditioned(source: CalledProgram, data: Mapping[str, Tensor]) -> Callable[..., Any]:

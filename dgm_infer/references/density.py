@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ..arguments import default_type, finite, indices, lead_shape, numbers, points, positive_numbers
+from ..arguments import default_type, digits, finite, indices, lead_shape, numbers, points, positive_numbers
 from ..autodiff.pytrees import take
 from ..errors import ArgumentError, EvidenceError
 from ..linear_maps import DiagonalMap, Kind, LowRankMap, Scale, TriangularMap
@@ -371,7 +371,7 @@ def given_scale(mean: Tensor, sd: Any, cholesky: Any, factor: Any) -> Scale:
         raise ArgumentError("Gaussian(): give the scale as sd, as sd and factor, or as cholesky")
     shape = tuple(mean.shape)
     if cholesky is not None:
-        cholesky = numbers("Gaussian", "cholesky", cholesky).to(mean)
+        cholesky = numbers("Gaussian", "cholesky", cholesky, digits(cholesky)).to(mean)
         if cholesky.shape != (*shape, shape[-1]):
             raise ArgumentError(f"Gaussian(cholesky of shape {tuple(cholesky.shape)}): expected {(*shape, shape[-1])}")
         if cholesky.triu(1).any():
@@ -381,13 +381,13 @@ def given_scale(mean: Tensor, sd: Any, cholesky: Any, factor: Any) -> Scale:
             )
         positive_numbers("Gaussian", "diagonal of cholesky", cholesky.diagonal(dim1=-2, dim2=-1))
         return TriangularMap(finite("Gaussian", "cholesky", cholesky).clone())
-    sd = positive_numbers("Gaussian", "sd", sd).to(mean)
+    sd = positive_numbers("Gaussian", "sd", sd, digits(sd)).to(mean)
     if sd.ndim and sd.shape != mean.shape:
         raise ArgumentError(f"Gaussian(sd of shape {tuple(sd.shape)}): expected {shape}, or a number")
     sd = sd.clone().expand(shape)
     if factor is None:
         return DiagonalMap(sd)
-    factor = finite("Gaussian", "factor", factor).to(mean).clone()
+    factor = finite("Gaussian", "factor", factor, digits(factor)).to(mean).clone()
     if factor.shape[:-1] != mean.shape:
         raise ArgumentError(f"Gaussian(factor of shape {tuple(factor.shape)}): expected {(*shape, 'R')}")
     return LowRankMap.of(sd, factor)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..arguments import context, flag, numbers
+from ..arguments import context, digits, flag, numbers
 from ..conditioning.fibre import Fibre
 from ..kernels import Kernel
 from ..kernels.kernel import check_kernel
@@ -115,7 +115,8 @@ def sample(
     )
     flag("sample", "progress", progress)
     if initial is not None:
-        initial = numbers("sample", "initial", initial)
+        like = getattr(problem, "values", None)
+        initial = numbers("sample", "initial", initial, None if like is None else digits(initial))
     keeping = Keeping.checked("sample", run, checkpoint_every, devices, executor)
     in_folder = keeping.is_asked_for or shards is not None or until is not None
     check_size(problem, plan, streams=in_folder)

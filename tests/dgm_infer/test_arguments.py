@@ -15,6 +15,7 @@ import dgm_infer as dgm
 from dgm_infer import arguments
 from dgm_infer.arguments.values import of_problems
 from dgm_infer.errors import ArgumentError, ModelError, reported_as
+from dgm_infer.evidence.run import started
 from tests.models import Function
 from tests.oracles import Circle
 
@@ -142,6 +143,33 @@ def test_what_is_written_into_an_argument_later_changes_nothing():
     after = [fibre.constraint(u) if isinstance(fibre, dgm.Fibre) else fibre.energy(u) for fibre in conditioned]
     torch.testing.assert_close(after, before, rtol=0, atol=0)
     assert dgm.condition(circle, y, observe=later).values.shape == (1,)
+
+
+def test_numbers_of_python_lose_no_digits_on_the_way_to_the_model():
+    y, single = [2.2, 0.1], torch.tensor([2.2, 0.1])
+    exact, rounded = torch.tensor(y, dtype=torch.float64), single.double()
+    model = Function(lambda u: u[..., :2] + u[..., 2:], 4)
+
+    def values(given):
+        noisy = dgm.WithNoise(model, sd=0.1)
+        yield dgm.condition(model, given).values
+        yield dgm.condition(model, given, noise=0.1).values
+        yield dgm.condition(model, given, tolerance=0.1).values
+        yield dgm.condition(model, given, observe=dgm.pixels([True, True])).values
+        yield dgm.condition(model, [2.2], observe=lambda x: x[..., :1]).values if given is y else given[:1]
+        yield started(
+            "log_evidence", (noisy, given), dgm.Gaussian(torch.zeros(4, dtype=torch.float64), 1.0)
+        ).target.values
+
+    for found in values(y):
+        torch.testing.assert_close(found, exact[: len(found)], rtol=0, atol=0)
+    # the control: a tensor of 32 bits has the digits that it has
+    assert not torch.equal(exact, rounded)
+    for found in list(values(single))[:4]:
+        torch.testing.assert_close(found, rounded, rtol=0, atol=0)
+    matrix = [[0.1, 0.2, 0.3, 0.7]]
+    assert torch.equal(dgm.linear(matrix).matrix, torch.tensor(matrix, dtype=torch.float64))
+    assert torch.equal(dgm.Gaussian(exact, y).scale.sd, exact)
 
 
 def read_only(values):

@@ -263,7 +263,7 @@ class TemperedChain:
 
 def _fitting(name: str, log_zeta: float | Tensor, like: Tensor) -> Tensor:
     try:
-        return torch.as_tensor(log_zeta).to(like).expand(like.shape)
+        return torch.as_tensor(log_zeta, dtype=like.dtype, device=like.device).expand(like.shape)
     except RuntimeError:
         raise ArgumentError(
             f"{name}(log_zeta of shape {tuple(torch.as_tensor(log_zeta).shape)}): expected a number or "
