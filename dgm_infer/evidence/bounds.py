@@ -1,5 +1,6 @@
 """Bounds on log Z from both sides, by annealing from the base and from exact draws (Grosse et al. 2015; math 7.2)."""
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,18 +10,23 @@ import torch
 from torch import Tensor
 
 from ..arguments import digits, finite, flag
-from ..arguments.values import shown
-from ..errors import ArgumentError, EvidenceError
+from ..arguments.values import of_problems, shown
+from ..diagnosis import Diagnosis, DiagnosisWarning, Finding, diagnosis, finding
+from ..errors import ArgumentError, EvidenceError, warn
 from ..references.density import Whitened
 from ..sampling.plan import Keeping
 from .annealing import AIS, Annealing, anneal
-from .estimators import Estimate, bennett
+from .estimators import Estimate, bennett, welch
 from .method import EstimateStatus, Outcome
 from .path import AnnealedPath
 from .result import Evidence
 from .run import EvidenceRun, Job, RunOptions, carried_out, kept_as
 
 __all__ = ["Bounds", "bidirectional"]
+
+
+# Probability that bounds are said to cross by chance, over all problems.
+_CHANCE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,41 @@ class Bounds:
     def gap(self) -> Tensor:
         """``upper - lower``, ``[*batch]``; noise can make it negative."""
         return self.upper.log_z - self.lower.log_z
+
+    def diagnose(self) -> Diagnosis:
+        """What is wrong with these bounds, as :meth:`Evidence.diagnose`, of the combined estimate and of their order.
+
+        A lower bound that exceeds the upper one by more than chance is a fault: draws of another density, such as the
+        posterior of other data, or chains that miss the same mass in both directions.
+        """
+        own = self.combined.diagnose()
+        return diagnosis((*self._crossed(), *own), own.numbers)
+
+    def _crossed(self) -> list[Finding]:
+        from scipy.stats import t
+
+        lower, upper = self.lower, self.upper
+        excess = (lower.log_z - upper.log_z).double()
+        if lower.diagnostics.get("shared_exact_draw"):
+            # such a bound holds on average over problems
+            known = excess[excess.isfinite()]
+            n = len(known)
+            if n < 2 or not known.mean() > float(t.isf(_CHANCE, n - 1)) * known.std() / math.sqrt(n):
+                return []
+            which, excess = torch.ones_like(excess, dtype=torch.bool), known.mean().expand_as(excess)
+        else:
+            errors = torch.stack([lower.std_error, upper.std_error.to(lower.std_error)]).double()
+            variance, dof = welch(errors, (lower.dof, upper.dof))
+            quantile = torch.as_tensor(t.isf(_CHANCE / max(excess.numel(), 1), dof.cpu().numpy())).to(excess)
+            which = excess > quantile * variance.sqrt()
+        if not which.any():
+            return []
+        what = f"the lower bound exceeds the upper one by {excess[which].max().item():.2g} nats{of_problems(which)}"
+        remedy = (
+            "they contradict each other: take exact_draws from this target, the latents that simulated these data, or "
+            "more temperatures"
+        )
+        return [finding("misleading", what, remedy, which)]
 
     def __repr__(self):
         return f"Bounds({self.lower}, {self.upper}, {self.combined})"
@@ -141,7 +182,10 @@ def _bounds(run: EvidenceRun, outcomes: list[Outcome], more: dict[str, Any]) -> 
         result = run.evidence(outcome, name, honest)
         result.diagnostics["shared_exact_draw"] = more["shared"]
         results.append(result)
-    return Bounds(*results)
+    bounds = Bounds(*results)
+    for found in bounds._crossed():
+        warn(f"{run.name}: {found.line}", DiagnosisWarning)
+    return bounds
 
 
 kept_as("bidirectional", Job(_work, _bounds))

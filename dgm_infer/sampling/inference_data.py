@@ -121,6 +121,9 @@ def _is_of_trees() -> bool:
 _RENAMED = {"hdi94_lb": "hdi_3%", "hdi94_ub": "hdi_97%"}
 _COLUMNS = ["mean", "sd", "hdi_3%", "hdi_97%", "mcse_mean", "mcse_sd", "ess_bulk", "ess_tail", "r_hat"]
 
+# R-hat above which chains differ within themselves by rounding alone.
+_ROUNDING = 1e6
+
 
 def summarised(data: Any, names: Any) -> "pandas.DataFrame":
     """ArviZ's table of latents, one row each, with the same columns of any version."""
@@ -130,7 +133,8 @@ def summarised(data: Any, names: Any) -> "pandas.DataFrame":
         # a constant column gives 0/0, which the table shows as NaN
         warnings.filterwarnings("ignore", message="invalid value encountered", category=RuntimeWarning)
         table = az.summary(data, group="posterior", var_names=names, kind="all", round_to="none", **own)
-    return table.rename(columns=_RENAMED)[_COLUMNS]
+    table = table.rename(columns=_RENAMED)[_COLUMNS]
+    return table.assign(r_hat=table["r_hat"].where(~(table["r_hat"] > _ROUNDING), np.inf))
 
 
 _KINDS = {"trace": "trace_dist", "posterior": "dist"}
@@ -148,8 +152,10 @@ def plotted(kind: str, data: Any) -> "Figure":
 
 
 def r_hat(values: Tensor) -> Tensor:
-    """Rank-normalised split R-hat of ``[chains, draws, ...]``, ``[...]``; NaN where all values are equal."""
-    return _of_columns(import_arviz().rhat, values)
+    """Rank-normalised split R-hat of ``[chains, draws, ...]``, ``[...]``; NaN where all values are equal, and infinite
+    where each chain has one value, but for rounding."""
+    rates = _of_columns(import_arviz().rhat, values)
+    return torch.where(rates > _ROUNDING, torch.inf, rates)
 
 
 def effective_draws(values: Tensor, kind: Literal["bulk", "tail", "mean"]) -> Tensor:

@@ -157,9 +157,8 @@ def test_numbers_of_python_lose_no_digits_on_the_way_to_the_model():
         yield dgm.condition(model, given, tolerance=0.1).values
         yield dgm.condition(model, given, observe=dgm.pixels([True, True])).values
         yield dgm.condition(model, [2.2], observe=lambda x: x[..., :1]).values if given is y else given[:1]
-        yield started(
-            "log_evidence", (noisy, given), dgm.Gaussian(torch.zeros(4, dtype=torch.float64), 1.0)
-        ).target.values
+        base = dgm.Gaussian(torch.zeros(4, dtype=torch.float64), 1.0)
+        yield started("log_evidence", (noisy, given), base).target.values
 
     for found in values(y):
         torch.testing.assert_close(found, exact[: len(found)], rtol=0, atol=0)

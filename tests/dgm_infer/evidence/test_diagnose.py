@@ -198,3 +198,33 @@ def test_a_run_that_has_not_settled_is_named_and_its_error_includes_it():
     calm = dgm.log_evidence(target, method=dgm.ParallelTempering(), seed=0, progress=False)
     assert calm.diagnostics["drift"] == 0
     assert not calm.diagnose()
+
+
+@SAID
+@pytest.mark.parametrize("shared", [False, True])
+def test_bounds_that_cross_are_named(shared):
+    """Three normals in two dimensions, one per problem, with draws of their own or at one point far out."""
+    shape = (8, 2) if shared else (16, 3, 2)
+    target = dgm.Target(lambda x: 0.5 * x.square().sum(-1), 2, batch_shape=shape[-2:-1])
+    base = dgm.Gaussian(torch.full((*target.batch_shape, 2), 0.5, dtype=FLOAT), 1.2)
+    draws = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    few = dgm.AIS(temperatures=10, step_size=0.05)
+
+    def found(exact):
+        bounds = dgm.bidirectional(target, base, exact, few, chains=16, seed=1, progress=False)
+        return [each for each in bounds.diagnose() if "exceeds the upper one" in each.what]
+
+    (one,) = found(torch.full_like(draws, 3.0))
+    assert one.severity == "misleading"
+    assert one.problems == tuple(range(len(draws) if shared else 3))
+    # the control
+    assert found(draws) == []
+
+
+def test_bounds_say_that_nothing_is_wrong():
+    target = dgm.Target(lambda x: 0.5 * x.square().sum(-1), 2)
+    base = dgm.Gaussian(torch.full((2,), 0.5, dtype=FLOAT), 1.2)
+    draws = torch.randn(16, 2, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    bounds = dgm.bidirectional(target, base, draws, seed=1, progress=False)
+    assert not bounds.diagnose()
+    assert str(bounds.diagnose()).startswith("nothing is wrong")

@@ -1,5 +1,6 @@
 """Draws say what is wrong with them, how bad it is and what to do; those that are fine say that nothing is."""
 
+import math
 import warnings
 from typing import Any
 
@@ -96,6 +97,17 @@ def test_chains_that_have_not_mixed_are_named_with_their_worst_latent():
 def test_chains_that_stand_still_apart_have_no_finite_r_hat():
     x = torch.arange(CHAINS, dtype=FLOAT).reshape(CHAINS, 1, 1).expand(CHAINS, 20, 1).clone()
     assert any("R-hat is inf for z[0]" in each.what for each in held(x).diagnose())
+
+
+@pytest.mark.parametrize("draws", [20, 100, 333, DRAWS])
+def test_chains_that_stand_still_have_no_r_hat_of_sixteen_digits(draws):
+    still = held(normal(CHAINS, 1, 2).expand(CHAINS, draws, 2).clone())
+    assert still.summary()["r_hat"].eq(math.inf).all()
+    assert any("R-hat is inf for z[0]" in each.what for each in still.diagnose())
+    assert "R-hat at most inf" in still.diagnose().numbers
+    # the control: chains that move, each about a point of its own
+    moving = held(normal(CHAINS, 1, 2) + 1e-3 * normal(CHAINS, draws, 2, seed=1))
+    assert moving.summary()["r_hat"].between(1.5, 10).all()
 
 
 def test_a_latent_that_the_observation_determines_is_no_fault():
