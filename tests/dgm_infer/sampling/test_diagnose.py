@@ -1,6 +1,7 @@
 """Draws say what is wrong with them, how bad it is and what to do; those that are fine say that nothing is."""
 
 import math
+import re
 import warnings
 from typing import Any
 
@@ -103,8 +104,9 @@ def test_chains_that_stand_still_apart_have_no_finite_r_hat():
 def test_chains_that_stand_still_have_no_r_hat_of_sixteen_digits(draws):
     still = held(normal(CHAINS, 1, 2).expand(CHAINS, draws, 2).clone())
     assert still.summary()["r_hat"].eq(math.inf).all()
-    assert any("R-hat is inf for z[0]" in each.what for each in still.diagnose())
-    assert "R-hat at most inf" in still.diagnose().numbers
+    found = still.diagnose()
+    assert "R-hat at most inf" in found.numbers
+    assert not re.search(r"\d{9}", f"{found} {found.numbers}")
     # the control: chains that move, each about a point of its own
     moving = held(normal(CHAINS, 1, 2) + 1e-3 * normal(CHAINS, draws, 2, seed=1))
     assert moving.summary()["r_hat"].between(1.5, 10).all()
