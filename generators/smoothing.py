@@ -95,12 +95,24 @@ class SmoothHardtanh(nn.Module):
         return f"beta={self.beta:g}, low={self.low:g}, high={self.high:g}"
 
 
+class SmoothHardsigmoid(nn.Module):
+    """The smooth counterpart of ``clamp(x / 6 + 1/2, 0, 1)``, or of x times that, as ``Hardswish`` is."""
+
+    def __init__(self, beta: float, *, gates: bool = False):
+        super().__init__()
+        self.gates, self.clamped = gates, SmoothHardtanh(beta, -3.0, 3.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.clamped(x) / 6 + 0.5
+        return x * gate if self.gates else gate
+
+
 def smooth_copy(net: Any, beta: float) -> tuple[nn.Module, Smoothing]:
     """A copy in evaluation mode without kinks, and what was changed.
 
-    ReLU, LeakyReLU, PReLU, RReLU, ReLU6 and Hardtanh modules become combinations of ``softplus_beta(x) = log(1 +
-    exp(beta x)) / beta``. Batch normalisations in evaluation mode are linear: each becomes part of the convolution or
-    linear layer before it.
+    ReLU, LeakyReLU, PReLU, RReLU, ReLU6, Hardtanh, Hardsigmoid and Hardswish modules become combinations of
+    ``softplus_beta(x) = log(1 + exp(beta x)) / beta``. Batch normalisations in evaluation mode are
+    linear: each becomes part of the convolution or linear layer before it.
 
     Raises:
         ArgumentError: ``beta`` is not positive, or the network is not a module.
@@ -121,8 +133,9 @@ def smooth_copy(net: Any, beta: float) -> tuple[nn.Module, Smoothing]:
             count += 1
     if count == 0:
         raise ModelError(
-            f"from_module(smooth={beta:g}): this {type(net).__name__} has no ReLU, LeakyReLU, PReLU, RReLU, ReLU6 or "
-            "Hardtanh module to replace; omit smooth=, or use modules in place of functions such as torch.relu"
+            f"from_module(smooth={beta:g}): this {type(net).__name__} has no ReLU, LeakyReLU, PReLU, RReLU, ReLU6, "
+            "Hardtanh, Hardsigmoid or Hardswish module to replace; omit smooth=, or use modules in place of functions "
+            "such as torch.relu"
         )
     return net, Smoothing(beta, count, folded)
 
@@ -131,6 +144,8 @@ def _smooth(module: nn.Module, beta: float) -> nn.Module | None:
     """The smooth counterpart of an activation; None for other modules."""
     if isinstance(module, nn.Hardtanh):  # nn.ReLU6 is one
         return SmoothHardtanh(beta, module.min_val, module.max_val)
+    if isinstance(module, nn.Hardsigmoid | nn.Hardswish):
+        return SmoothHardsigmoid(beta, gates=isinstance(module, nn.Hardswish))
     if isinstance(module, nn.ReLU):
         return SmoothReLU(beta)
     if isinstance(module, nn.LeakyReLU):

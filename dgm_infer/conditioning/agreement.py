@@ -1,5 +1,6 @@
 """Derivatives of a function in both modes beside finite differences, and what to change where they fail or differ."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -221,6 +222,10 @@ def derivative_remedy(error: str) -> str | None:
         return "its autograd.Function needs setup_context, with forward(x) in place of forward(ctx, x), and a jvp"
     if "generate_vmap_rule" in error:
         return "its autograd.Function needs generate_vmap_rule = True, or a vmap of its own"
+    if missing := re.search(r"derivative for aten::(\w+?)(_backward)? is not implemented", error):
+        name = missing[1]
+        instead = {"hardsigmoid": "relu6(x + 3) / 6, a sigmoid, or from_module(net, ..., smooth=10)"}
+        return f"torch itself has none of its {name}: use {instead.get(name, 'another operation')}"
     return None
 
 

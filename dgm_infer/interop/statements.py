@@ -70,7 +70,14 @@ def first_run(source: CalledProgram, data: Mapping[str, Tensor], *, densities: b
         except ModelError:
             raise
         except Exception as error:
-            raise ModelError(f"the Pyro program {source.name} fails: {cause(error)}") from error
+            said = cause(error).removesuffix("Trace Shapes: Param Sites: Sample Sites:").strip()
+            remedy = ""
+            if isinstance(error, NotImplementedError) and "sampling" in said:
+                remedy = (
+                    ": an improper prior, to which no evidence belongs: give a wide one that can be drawn from, such "
+                    "as Normal(0, 100), or HalfNormal(100) above 0"
+                )
+            raise ModelError(f"the Pyro program {source.name} fails: {said}{remedy}") from error
     for name, node in nodes.items():
         fn = node["fn"]
         if isinstance(fn, _Subsample) and fn.subsample_size is not None and fn.subsample_size < fn.size:

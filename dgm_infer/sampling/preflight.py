@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from ..arguments import allocatable
 from ..conditioning.fibre import Fibre
 from ..diagnosis import DiagnosisWarning
-from ..errors import ArgumentError, ModelError, warn
+from ..errors import ArgumentError, ModelError, ObservationError, warn
 from ..kernels.mode_jumps import innermost
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..target import Target, first_points
@@ -42,7 +42,20 @@ class ThreadSettings:
     """Ratio of times that is said: a machine that is left alone has less than one."""
 
 
-_SIZES, _THREADS = SizeSettings(), ThreadSettings()
+@dataclass(frozen=True)
+class BesideSettings:
+    """Where points on a fibre have neighbours that are on it, too."""
+
+    points: int = 32
+    distance: float = 0.1
+    """In standard deviations of the inputs."""
+    within: Mapping[torch.dtype, float] = field(default_factory=lambda: {torch.float64: 2e-8, torch.float32: 2e-5})
+    """Residual of a point on a fibre, in its scale: just above the tolerance, and far below what chance meets."""
+    share: float = 0.25
+    """Share of the points: about half of them are where a clamped output ends."""
+
+
+_SIZES, _THREADS, _BESIDE = SizeSettings(), ThreadSettings(), BesideSettings()
 
 
 def check_size(problem: Fibre | Target, plan: RunPlan, *, streams: bool) -> int:
@@ -90,6 +103,36 @@ def check_energy(problem: Target, kernel: Any, device: torch.device, given: Tens
         raise ArgumentError(f"sample(): {fault}")
     if doubt := energy_doubt(problem, points, around):
         warn(f"sample(): {doubt}")
+
+
+def check_resolved(fibre: Fibre, position: Tensor) -> None:
+    """Raise ObservationError if data do not tell the starting points from points beside them.
+
+    A clamped output has a plateau, and a saturated one changes by less than the tolerance: such a value is an event,
+    or out of reach, and has no surface of inputs. Prior draws may never meet it.
+
+    Args:
+        position: points on the fibre, ``[chains, *batch, D]``.
+    """
+    if fibre.values.dtype not in _BESIDE.within:
+        return
+    rng = torch.Generator(position.device).manual_seed(8)
+    # one chain has as many neighbours as many have
+    points = position[torch.arange(_BESIDE.points, device=position.device) % len(position)]
+    noise = torch.randn(points.shape, generator=rng, dtype=points.dtype, device=points.device)
+    with torch.no_grad():
+        # no more at once than the run itself has
+        parts = (points + _BESIDE.distance * noise).split(len(position))
+        missed = torch.cat([fibre.constraint(part).abs() for part in parts])
+    within = _BESIDE.within[fibre.values.dtype] * fibre.scale.unsqueeze(-1)
+    same = (missed <= within).double().mean(0) >= _BESIDE.share
+    if same.any():
+        raise ObservationError(
+            f"{int(same.sum())} of {same.numel()} observed values, such as {fibre.values[same][0].item():.4g}, are "
+            f"what {type(fibre.model).__name__} gives at all inputs around, too: a clamped, censored or saturated "
+            "output is an event: observe the others, pixels(mask), and multiply the probability of the event, by "
+            "log_factor or as a soft observation of a program; or allow for noise, condition(..., noise=sd)"
+        )
 
 
 def check_latents(problem: Any, position: Tensor, kept_draws: int = 0) -> None:

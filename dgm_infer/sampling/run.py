@@ -21,7 +21,7 @@ from ..target import Target, reference
 from .draws import Draws
 from .execution import Execution
 from .plan import RunInputs, RunOutcome, RunPlan
-from .preflight import check_energy, check_latents, compare_threads
+from .preflight import check_energy, check_latents, check_resolved, compare_threads
 from .starts import starting_points
 from .verdict import check_derivatives, verdict
 from .warmup import WarmUp
@@ -110,6 +110,7 @@ class SamplingRun:
             check_energy(problem, kernel, start.position.device, start.position)
         if isinstance(problem, Fibre):
             check_derivatives(problem, start.position[: LIMITS.derivatives])
+            check_resolved(problem, start.position)
         kernel = _jumping(kernel, start.jumps, undecided)
         if undecided:
             inner = kernel.kernel if isinstance(kernel, ModeJumps) else kernel

@@ -41,6 +41,8 @@ ACTIVATIONS = {
     "prelu": (nn.PReLU(3, 0.1), lambda x: functional.leaky_relu(x, 0.1)),
     "relu6": (nn.ReLU6(), lambda x: x.clamp(0, 6)),
     "hardtanh": (nn.Hardtanh(-2, 1), lambda x: x.clamp(-2, 1)),
+    "hardsigmoid": (nn.Hardsigmoid(), functional.hardsigmoid),
+    "hardswish": (nn.Hardswish(), functional.hardswish),
 }
 
 

@@ -527,3 +527,18 @@ def test_an_energy_that_leaves_torch_is_named_wherever_gradients_are_needed():
             call()
     # the remedy
     dgm.sample(target, dgm.kernels.RandomWalk(0.5), warmup=2, draws=2, **short)
+
+
+def test_an_activation_without_a_second_derivative_is_named_with_what_takes_its_place():
+    def net(activation):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 16), activation, nn.Linear(16, 2)).eval()
+
+    y = torch.zeros(2)
+    with pytest.raises(ModelError, match=r"torch itself has none of its hardsigmoid: use relu6\(x \+ 3\) / 6") as told:
+        dgm.condition(generators.from_module(net(nn.Hardsigmoid()), latent=4), y)
+    assert "autograd.Function" not in str(told.value)
+    # what is advised is taken, as are activations with kinks
+    dgm.condition(generators.from_module(net(nn.Hardsigmoid()), latent=4, smooth=10), y)
+    for control in (nn.Hardswish(), nn.Hardtanh(), nn.ReLU6(), nn.Sigmoid()):
+        dgm.condition(generators.from_module(net(control), latent=4), y)

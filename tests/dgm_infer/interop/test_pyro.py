@@ -455,3 +455,16 @@ def test_a_copy_of_a_target_is_vectorised_too():
     for each in (target, copy.deepcopy(target)):
         torch.testing.assert_close(-each.energy(x), state.sum(-1).log() + prior)
         assert each._rows.has_code(x)
+
+
+@pytest.mark.parametrize("convert", [dgm.from_pyro, dgm.target_from_pyro])
+def test_an_improper_prior_is_refused_with_proper_ones(convert):
+    def program(prior):
+        mean = pyro.sample("mean", prior)
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=torch.tensor(0.3))
+
+    improper = dist.ImproperUniform(dist.constraints.real, (), ())
+    with pytest.raises(ModelError, match=r"does not support sampling: an improper prior.* such as Normal\(0, 100\)"):
+        convert(program, improper)
+    # the control
+    convert(program, dist.Normal(0.0, 100.0))

@@ -9,6 +9,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.evidence.run import started
 from dgm_infer.sampling.preflight import compare_threads
+from tests.models import Function
 
 
 @pytest.fixture
@@ -61,3 +62,24 @@ def test_an_estimate_of_evidence_is_compared_before_its_base_is_looked_for(two_t
         started("log_evidence", dgm.Target(waits, 2), None)
     with pytest.warns(dgm.diagnosis.DiagnosisWarning, match="log_evidence: with 2 threads"):
         started("log_evidence", dgm.Target(waits, 2), dgm.Gaussian(torch.zeros(2), 1.0))
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "inside"),
+    [
+        (lambda u: u[..., :1].clamp(max=2.2), 2.2, 2.0),
+        (lambda u: (u[..., :1] + u[..., 1:]).clamp(max=3.0), 3.0, 2.9),
+        (lambda u: u.sum(-1, keepdim=True).sigmoid(), 1.0, 0.9),
+    ],
+    ids=["clamped beyond prior draws", "clamped sum", "saturated"],
+)
+def test_a_value_that_all_inputs_around_give_is_an_event(function, value, inside):
+    short = {"chains": 4, "warmup": 2, "draws": 2, "seed": 1, "progress": False}
+    model, value = Function(function, 2), torch.tensor([value], dtype=torch.float64)
+    with pytest.raises(
+        dgm.errors.ObservationError, match="at all inputs around, too: a clamped, censored or saturated"
+    ):
+        dgm.sample(dgm.condition(model, value), **short)
+    # the controls: a value that a surface gives, and one with noise
+    dgm.sample(dgm.condition(model, [inside]), **short)
+    dgm.sample(dgm.condition(model, value, noise=0.1), **short)
