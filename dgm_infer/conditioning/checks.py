@@ -83,6 +83,9 @@ def _raised(code: str, check: Callable[..., None], *arguments: Any) -> Finding |
 
 
 # ---------------------------------------------------------------------------------------------------- the model
+_REAL = "give real numbers, as torch.view_as_real(x) does"
+
+
 def outputs(subject: Subject) -> Finding | None:
     """Outputs can be computed, and have the declared shape and the type of the inputs."""
     model, u, name = subject.model, subject.u, subject.name
@@ -106,13 +109,8 @@ def outputs(subject: Subject) -> Finding | None:
             "shape of one output)",
         )
     if x.dtype != u.dtype:
-        remedy = (
-            "give real numbers, as torch.view_as_real(x) does"
-            if x.is_complex()
-            else "compute in the dtype of the inputs"
-        )
-        what = f"{name}.observed gives {x.dtype} for inputs of {u.dtype}: {remedy}"
-        return _error("observed", what)
+        remedy = _REAL if x.is_complex() else "compute in the dtype of the inputs"
+        return _error("observed", f"{name}.observed gives {x.dtype} for inputs of {u.dtype}: {remedy}")
     return None
 
 
@@ -170,8 +168,8 @@ def randomness(subject: Subject) -> Finding | None:
 
 
 def training_mode(subject: Subject) -> Finding | None:
-    """Training mode, if the model is in it, computes what evaluation mode does: no dropout, no batch statistics."""
-    if not subject.given.training:
+    """Training mode, if a part is in it, computes what evaluation mode does: no dropout, no batch statistics."""
+    if not any(module.training for module in subject.given.modules()):
         return None
     u, x = subject.u, subject.x
     # on a copy: training mode may update running statistics
@@ -183,8 +181,8 @@ def training_mode(subject: Subject) -> Finding | None:
         return None
     return _error(
         "training_mode",
-        f"the generator is in training mode and its outputs differ from evaluation mode by up to {difference:.3g} "
-        "(dropout or batch statistics): call model.eval() first",
+        "the generator, or a part of it, is in training mode and its outputs differ from evaluation mode by up to "
+        f"{difference:.3g} (dropout or batch statistics): call model.eval() first",
     )
 
 
@@ -233,7 +231,10 @@ def operator(subject: Subject) -> Finding | None:
             # it may have data of each problem, with which the outputs broadcast
             return [subject.operator(x.reshape(len(x), *[1] * subject.n_batch, -1)) for x in outputs]
 
-    difference = largest_difference(*values(subject.x[:2], subject.x[:2]))
+    first, again = values(subject.x[:2], subject.x[:2])
+    if first.is_complex():
+        return _error("observations", f"observe gives {first.dtype}: {_REAL}")
+    difference = largest_difference(first, again)
     if difference > 0:
         return _error(
             "observations",

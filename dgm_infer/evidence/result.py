@@ -52,7 +52,9 @@ class Evidence:
 
     Attributes:
         log_z: ``[*batch]``, float64 like all estimates.
-        std_error: standard error of ``log_z``, from the spread over chains, ``[*batch]``.
+        std_error: standard error of ``log_z``, from the spread over chains, ``[*batch]``. Of a base that is the target
+            up to a constant all weights are equal, and it is rounding, 1e-15: right, where the draws cover the target.
+            Mass that no draw meets is not in it, unless ``unseen_modes`` or ``plateaus`` say so.
         bias: estimated ``E[log_z] - log Z``, ``[*batch]``; NaN if unknown. ``log_z`` is not corrected for it.
         dof: degrees of freedom of the standard error.
         status: as above.
@@ -61,7 +63,9 @@ class Evidence:
             ``gradient_evaluations`` (per chain and problem, including ``pilot_evaluations``), ``seconds``,
             ``effective_chains`` by their shares of the weight, ``unseen_modes`` and ``unseen_shift`` (modes that no
             draw has visited, and what they add to log Z, if more than the error without them), ``energy_spacing``
-            (nats between neighbouring numbers of the size of the energies at the draws). Annealing
+            (nats between neighbouring numbers of the size of the energies at the draws), ``plateaus`` (share of prior
+            draws where the likelihood is flat and far below the posterior's), ``drift`` of tempering (by how much log Z
+            is larger in the second half of the run, if more than by chance; part of ``std_error``). Annealing
             adds ``lost_chains``; tempering ``base_moment_error`` and related checks, ``beta_occupancy [10, *batch]``,
             ``round_trips``, ``log_zeta``; SMC ``lost_chains``, ``temperatures``, ``run_std_error`` if waste-free, and
             its ``max_weight_share`` is the largest share of a run.

@@ -123,8 +123,7 @@ def _of_pair(call: str, problem: Any) -> tuple[LatentVariableModel | None, Tenso
         # without a decoder, the density is that of its own noise
         return None, images, as_target(condition(problem[0], images))
     parts = LatentVariableModel.of(problem[0])
-    if digits(problem[1]):
-        images = images.to(reference_tensor(parts.decoder))
+    images = images.to(reference_tensor(parts.decoder)) if digits(problem[1]) else images
     size = torch.Size(parts.output_shape).numel()
     fits = [k for k in range(1, images.ndim + 1) if images.shape[-k:].numel() == size]
     # a channel of its own would look like a batch of one

@@ -44,6 +44,10 @@ class Network(dgm.GenerativeModel):
         self.input_density = dgm.StandardNormal(4)
         self.network = nn.Sequential(nn.Linear(4, 3), layer)
 
+    def train_parts(self):
+        self.network.train()
+        return self
+
     def observed(self, u):
         return self.network(u.reshape(-1, 4)).reshape(*u.shape[:-1], 3)
 
@@ -214,6 +218,14 @@ CASES = {
     ),
     "batch norm in training mode": (
         lambda: dgm.condition(Network(nn.BatchNorm1d(3)), torch.zeros(3)), ModelError, ["training mode", "eval()"]
+    ),
+    "dropout in training mode, in a part": (
+        lambda: dgm.condition(Network(nn.Dropout(0.5)).eval().train_parts(), torch.zeros(3)), ModelError,
+        ["training mode", "eval()"]
+    ),
+    "a complex operator": (
+        lambda: dgm.condition(Network(nn.Identity()).eval(), torch.zeros(3), observe=torch.fft.fft), ObservationError,
+        ["observe gives torch.complex128", "view_as_real"]
     ),
     "hidden randomness": (lambda: dgm.condition(Random().eval(), [1.0]), ModelError, ["Random", "randomness"]),
     "hidden randomness in training mode": (lambda: dgm.condition(Random(), [1.0]), ModelError, ["randomness"]),
