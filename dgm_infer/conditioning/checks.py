@@ -169,7 +169,7 @@ def randomness(subject: Subject) -> Finding | None:
 
 def training_mode(subject: Subject) -> Finding | None:
     """Training mode, if a part is in it, computes what evaluation mode does: no dropout, no batch statistics."""
-    if not any(module.training for module in subject.given.modules()):
+    if not any(getattr(module, "training", False) for module in subject.given.modules()):
         return None
     u, x = subject.u, subject.x
     # on a copy: training mode may update running statistics

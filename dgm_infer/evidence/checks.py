@@ -133,8 +133,8 @@ def count_minima(path: AnnealedPath, rng: torch.Generator) -> Tensor:
 def plateaus(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> Tensor:
     """Share of prior draws where the likelihood is flat, far below where it is at the posterior's, ``[*batch]``.
 
-    Neither searches nor moves find what is narrow between plateaus, as of a softmax at a low temperature. Of a target
-    without a standard normal prior nothing is known: 0.
+    Neither searches nor moves find what is narrow between plateaus, as of a softmax at a low temperature. For a target
+    without a standard normal prior it is 0, unknown.
     """
     target, nothing = path.target, torch.zeros_like(outcome.estimate.log_z)
     if not target.standardised or not outcome.draws.shape[1]:

@@ -17,7 +17,7 @@ _PLENTY, _LARGEST = 100, 32
 # How many times wider than the largest quarter the upper half of log weights may be: beyond, the quarter is a group.
 _WIDER = 3.0
 # Probability that halves of a run differ by so much by chance, over all problems: one run in a thousand is warned of
-# for nothing.
+# though nothing is wrong.
 _DRIFT = 1e-3
 
 

@@ -52,9 +52,9 @@ class Evidence:
 
     Attributes:
         log_z: ``[*batch]``, float64 like all estimates.
-        std_error: standard error of ``log_z``, from the spread over chains, ``[*batch]``. Of a base that is the target
-            up to a constant all weights are equal, and it is rounding, 1e-15: right, where the draws cover the target.
-            Mass that no draw meets is not in it, unless ``unseen_modes`` or ``plateaus`` say so.
+        std_error: standard error of ``log_z``, from the spread over chains, ``[*batch]``. With a base that is the
+            target up to a constant all weights are equal, and it is that of rounding, 1e-15: right where the draws
+            cover the target. Mass that no draw meets is not in it: see ``unseen_modes`` and ``plateaus``.
         bias: estimated ``E[log_z] - log Z``, ``[*batch]``; NaN if unknown. ``log_z`` is not corrected for it.
         dof: degrees of freedom of the standard error.
         status: as above.
