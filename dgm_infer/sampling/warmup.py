@@ -23,9 +23,8 @@ from .adaptation import (
 )
 
 # Early stopping: transitions of adaptation after which failures of solvers count, and positions correct a
-# metric; over how many of them at least, and positions for every dimension of a metric: with ten independent ones the
-# eigenvalues that remain lie within a factor of 4, with four within one of 9, and positions of a chain are not
-# independent.
+# metric; over how many of them at least, and positions for every dimension of a metric: with four or two the noisy
+# series of 104 unknowns has 0.8 to 1.0 times the effective draws a second.
 _OPEN_FIRST, _OPEN_WINDOW, _PER_DIMENSION = 20, 20, 10
 
 
