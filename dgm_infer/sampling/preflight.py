@@ -50,7 +50,8 @@ class BesideSettings:
     distance: float = 0.1
     """In standard deviations of the inputs."""
     within: Mapping[torch.dtype, float] = field(default_factory=lambda: {torch.float64: 2e-8, torch.float32: 2e-5})
-    """Residual of a point on a fibre, in its scale: just above the tolerance, and far below what chance meets."""
+    """Residual of a point on a fibre, over its observed value: just above the tolerance, and far below what chance
+    meets."""
     share: float = 0.25
     """Share of the points: about half of them are where a clamped output ends."""
 
@@ -108,8 +109,8 @@ def check_energy(problem: Target, kernel: Any, device: torch.device, given: Tens
 def check_resolved(fibre: Fibre, position: Tensor) -> None:
     """Raise ObservationError if data do not tell the starting points from points beside them.
 
-    A clamped output has a plateau, and a saturated one changes by less than the tolerance: such a value is an event,
-    or out of reach, and has no surface of inputs. Prior draws may never meet it.
+    A clamped output has a plateau, and one saturated at a value other than 0 changes by less than the tolerance: such a
+    value is an event, and has no surface of inputs. Prior draws may never meet it.
 
     Args:
         position: points on the fibre, ``[chains, *batch, D]``.
@@ -124,7 +125,8 @@ def check_resolved(fibre: Fibre, position: Tensor) -> None:
         # no more at once than the run itself has
         parts = (points + _BESIDE.distance * noise).split(len(position))
         missed = torch.cat([fibre.constraint(part).abs() for part in parts])
-    within = _BESIDE.within[fibre.values.dtype] * fibre.scale.unsqueeze(-1)
+    # in the scale of each value: beside one of 1e9 the tolerance of a kernel is met by all others
+    within = _BESIDE.within[fibre.values.dtype] * fibre.observed.in_units(fibre.values.abs())
     same = (missed <= within).double().mean(0) >= _BESIDE.share
     if same.any():
         raise ObservationError(

@@ -6,7 +6,6 @@ from torch import nn
 
 import dgm_infer as dgm
 import generators
-from dgm_infer.errors import ObservationError
 from tests.oracles import FLOAT
 
 
@@ -159,10 +158,9 @@ def test_the_tolerance_is_that_of_every_output_in_any_unit(unit):
     # outputs of order one are measured as they are
     assert (fibre.observed.unit is None) == (unit == 1)
     if unit < 1:
-        # the control: one tolerance for all is met everywhere
+        # the control: one tolerance for all
         control = type(fibre)(fibre.observed.measured_in(None), fibre.values)
-        with pytest.raises(ObservationError, match="what Mixed gives at all inputs around"):
-            misses(control)
+        assert misses(control) > 1e-2
 
 
 def test_units_leave_the_noise_marginal_and_chains_of_their_own_as_they_are():
