@@ -111,8 +111,8 @@ def smooth_copy(net: Any, beta: float) -> tuple[nn.Module, Smoothing]:
     """A copy in evaluation mode without kinks, and what was changed.
 
     ReLU, LeakyReLU, PReLU, RReLU, ReLU6, Hardtanh, Hardsigmoid and Hardswish modules become combinations of
-    ``softplus_beta(x) = log(1 + exp(beta x)) / beta``. Batch normalisations in evaluation mode are
-    linear: each becomes part of the convolution or linear layer before it.
+    ``softplus_beta(x) = log(1 + exp(beta x)) / beta``. Batch normalisations in evaluation mode are linear: each becomes
+    part of the convolution or linear layer before it.
 
     Raises:
         ArgumentError: ``beta`` is not positive, or the network is not a module.
