@@ -244,6 +244,18 @@ def uncollected() -> Iterator[None]:
 
 
 @contextmanager
+def reproducible() -> Iterator[None]:
+    """Convolutions on a GPU add in one order and have all digits of their type, so that what computes them compares."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.allow_tf32, cudnn.deterministic
+    cudnn.allow_tf32, cudnn.deterministic = False, True
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, cudnn.deterministic = before
+
+
+@contextmanager
 def quiet() -> Iterator[None]:
     """Without the compilers' notices to their own developers."""
     with warnings.catch_warnings():

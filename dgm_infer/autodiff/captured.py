@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import ModelError
 from ..target import Target
-from .capture import capture, operations, quiet, value_and_gradient
+from .capture import capture, operations, quiet, reproducible, value_and_gradient
 from .loops import is_captured
 from .rolled import rolled
 
@@ -115,7 +115,8 @@ class CapturedTarget(Target):
         key = x.shape, x.dtype
         if key not in self._graphs:
             # views in a graph hold for one layout
-            self._graphs[key] = self._captured(x.detach().contiguous())
+            with reproducible():
+                self._graphs[key] = self._captured(x.detach().contiguous())
         return self._graphs[key]
 
     def _captured(self, x: Tensor) -> "_Captured":

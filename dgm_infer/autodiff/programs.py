@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import ModelError, cause
-from .capture import Graph, bound, quiet, recorded_graphs, traced, uncollected
+from .capture import Graph, bound, quiet, recorded_graphs, reproducible, traced, uncollected
 from .captured import CapturedTarget, agree, captured_targets
 from .loops import capturing
 from .pytrees import Form, flatten, tree_map, unflatten
 from .randomness import Numbers, Recorded, Replayed
-from .replay import replayed
+from .replay import records, replayed
 from .simplify import lift_constants, simplified
 from .xla import Machine
 
@@ -50,17 +50,23 @@ class Program:
         leaves = _plain(leaves)
         rng = torch.Generator(leaves[0].device).manual_seed(0)
         rehearsed = Recorded(rng)
-        with captured_targets(known), uncollected():
+        with captured_targets(known), uncollected(), reproducible():
             with torch.no_grad(), capturing("rehearsal"), recorded_graphs() as graphs:
                 result, self._result = flatten(function(unflatten(leaves, form), rehearsed))
             self._numbers = Numbers.of(rehearsed.drawn)
             inputs = [*leaves, *self._numbers.joined(rehearsed.values)]
             self._module, self._constants = _traced(function, form, inputs, self._numbers, graphs)
-        with torch.no_grad():
-            found = self._module(*self._constants, *inputs)
-        if not agree(found, result):
-            raise ModelError("its graph computes something else")
-        self._inputs, self._carried = inputs, carried
+            self._inputs, self._carried = inputs, carried
+
+            def plain(*tensors: Tensor) -> list[Tensor]:
+                rest = tensors[len(self._constants) :]
+                numbers = Replayed(self._numbers.apart(rest[len(leaves) :]))
+                with capturing("rehearsal"):
+                    return flatten(function(unflatten(rest[: len(leaves)], form), numbers))[0]
+
+            with torch.no_grad():
+                if not self._agrees(self._module, plain, result):
+                    raise ModelError("its graph computes something else")
         self._run: Callable[..., list[Tensor]] = self._module
         self._machine: Machine | None = None
 
@@ -103,7 +109,7 @@ class Program:
         return 1 if self._machine is None else self._machine.most
 
     def compile(self, most: int = 1, *, last: bool = False) -> None:
-        """Generate machine code; on a GPU record the operations.
+        """Generate machine code; on a GPU record the operations, unless a loop has loops within.
 
         Args:
             most: calls that :meth:`iterate` makes at once.
@@ -116,32 +122,42 @@ class Program:
         constants, numbers = len(self._constants), len(self._numbers.kinds)
         machine: Machine | None = None
         try:
-            with torch.no_grad(), uncollected():
-                if example[0].is_cuda:
+            with torch.no_grad(), uncollected(), reproducible():
+                if example[0].is_cuda and records(self._module):
                     run: Callable[..., list[Tensor]] = replayed(self._module, example, constants)
                 else:
                     machine = Machine(self._module, example, constants, numbers, self._carried, most, last=last)
                     run = partial(_once, machine, constants, numbers)
-                same = self._same_as_graph(run)
+                same = self._agrees(run, self._module)
         except Exception as error:
             raise ModelError(f"its compiler fails ({cause(error)})") from error
         if not same:
             raise ModelError("its compiler makes code of it that computes something else")
         self._run, self._machine = run, machine
 
-    def _same_as_graph(self, run: Callable[..., list[Tensor]]) -> bool:
-        """Whether code computes what the graph does, to the rounding of its coarsest numbers."""
+    def _agrees(
+        self,
+        run: Callable[..., list[Tensor]],
+        reference: Callable[..., list[Tensor]],
+        expected: list[Tensor] | None = None,
+    ) -> bool:
+        """Whether a function of constants and inputs computes what another does, to its coarsest numbers' rounding.
+
+        Args:
+            expected: what the other computes of the examples, if that is known.
+        """
         own, leaves = self._constants, self._inputs[: len(self._inputs) - len(self._numbers.kinds)]
         numbers, coarsest = self._inputs[len(leaves) :], _coarsest(self._module)
         rng = torch.Generator(self._inputs[0].device).manual_seed(0)
         for _ in range(_ATTEMPTS):
-            found, expected = run(*own, *leaves, *numbers), self._module(*own, *leaves, *numbers)
+            found = run(*own, *leaves, *numbers)
+            expected = reference(*own, *leaves, *numbers) if expected is None else expected
             if agree(found, expected, coarsest):
                 return True
             nearby = [self._module(*own, *_moved(leaves, coarsest, rng), *numbers) for _ in range(_NEARBY)]
             if coarsest != torch.float64 and agree(found, expected, coarsest, nearby):
                 return True
-            numbers = self._numbers.draw(rng)
+            numbers, expected = self._numbers.draw(rng), None
         return False
 
 

@@ -147,6 +147,12 @@ def _cuda_recorder(device: torch.device) -> Recorder:
     return record
 
 
+def records(module: fx.GraphModule) -> bool:
+    """Whether a graph can be recorded: one whose loops have none within."""
+    bodies = [part for name, part in module.named_modules() if name and isinstance(part, fx.GraphModule)]
+    return not any(_is_loop(node) for body in bodies for node in body.graph.nodes)
+
+
 def replayed(module: fx.GraphModule, example: Sequence[Tensor], fixed: int) -> RecordedProgram:
     """The graph on the device of its inputs, after a rehearsal that loads what its operations need."""
     with torch.no_grad():

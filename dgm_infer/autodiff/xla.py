@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from ..errors import ModelError
 from .xla_lowering import lowered
 from .xla_operations import array_type
-from .xla_packing import Packing, Results, as_numpy
+from .xla_packing import Packing, Results, as_array
 
 # Bytes of the results of calls within one, and of their random numbers: what is not called is made nevertheless.
 _LARGEST = 2**22
@@ -50,8 +50,10 @@ class Machine:
         last: bool = False,
     ):
         jax = _jax()
+        self._device = example[0].device
+        place = _place(jax, self._device)
         results = _results(module)
-        self._results = Results(results)
+        self._results = Results(results, self._device)
         first = len(example) - numbers
         drawn = example[first:]
         size = max(0 if last else self._results.size, sum(t.numel() * t.element_size() for t in drawn), 1)
@@ -84,7 +86,7 @@ class Machine:
             _, carry, kept = jax.lax.while_loop(lambda state: state[0] < n, turn, (0, carry, kept))
             return [each[None] for each in self._results.joined(carry)] if last else kept
 
-        with _alone(jax):
+        with _alone(jax, place):
             rows = [(most, *t.shape[1:]) for t in self._drawn.joined([t.unsqueeze(0) for t in drawn])]
             types = [kind for kind, _ in self._drawn.groups]
             inputs = [
@@ -93,23 +95,21 @@ class Machine:
                 *(jax.ShapeDtypeStruct(shape, array_type(kind)) for shape, kind in zip(rows, types, strict=True)),
             ]
             program = jax.jit(block, keep_unused=True).lower(*inputs)
-            self._program = program.compile(compiler_options=_options(jax))
-            self._constants = [jax.device_put(as_numpy(t)) for t in packed[0]]
+            self._program = program.compile(compiler_options=_options(jax, place.platform))
+            self._constants = [jax.device_put(as_array(t)) for t in packed[0]]
         self._rows = list(zip(rows, self._drawn.groups, strict=True))
 
     def __call__(self, arguments: Sequence[Tensor], draw: Callable[[], list[Tensor]], n: int) -> list[Tensor]:
         """The results of n calls, each ``[n, ...]``, or of the last, ``[1, ...]``: numbers of their own."""
         jax = _jax()
         drawn = [draw() for _ in range(n)]
-        numbers = []
-        for shape, (kind, places) in self._rows:
-            rows = torch.empty(shape, dtype=kind)
-            torch.cat([each[k] for each in drawn for k in places], out=rows[:n].view(-1))
-            numbers.append(as_numpy(rows))
-        given = [as_numpy(t) for t in self._given.joined(arguments)]
+        rows = [torch.empty(shape, dtype=kind, device=self._device) for shape, (kind, _) in self._rows]
+        for own, (_, (_, places)) in zip(rows, self._rows, strict=True):
+            torch.cat([each[k] for each in drawn for k in places], out=own[:n].view(-1))
         with _undisturbed(jax):
-            found = self._program(np.int64(n), *self._constants, *given, *numbers)
-            return self._results.apart([np.asarray(each)[: 1 if self._last else n].copy() for each in found])
+            given = [as_array(t) for t in (*self._given.joined(arguments), *rows)]
+            found = self._program(np.int64(n), *self._constants, *given)
+            return self._results.apart(found, 1 if self._last else n)
 
 
 def compiler_version() -> str:
@@ -118,6 +118,17 @@ def compiler_version() -> str:
         return version("jax")
     except PackageNotFoundError:
         return ""
+
+
+def compiles(device: torch.device) -> bool:
+    """Whether programs of a device can become machine code: of a GPU where JAX has been installed for GPUs."""
+    if device.type == "cpu":
+        return True
+    try:
+        _place(_jax(), device)
+    except ModelError:
+        return False
+    return True
 
 
 def _results(module: fx.GraphModule) -> list[Tensor]:
@@ -158,11 +169,41 @@ def _jax() -> Any:
     return jax
 
 
+def _place(jax: Any, device: torch.device) -> Any:
+    """JAX's device of a device of torch.
+
+    Raises:
+        ModelError: JAX has none.
+    """
+    if device.type == "cpu":
+        return jax.local_devices(backend="cpu")[0]
+    try:
+        own = {each.local_hardware_id: each for each in jax.local_devices(backend="gpu")}
+    except RuntimeError as error:
+        raise ModelError("JAX is installed without GPUs: pip install 'jax[cuda13]'") from error
+    if device.index not in own:
+        raise ModelError(f"JAX has no device {device}")
+    return own[device.index]
+
+
+# By platform. Sums are not shared among threads or raced for, on whose order their bits would depend. A GPU gets loops
+# as CUDA graphs: it decides itself whether they go on, and does not wait for the host at every turn.
+_KINDS = "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"
+_RECORDED = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "cpu": {"xla_cpu_experimental_ynn_fusion_type": _KINDS},
+    "gpu": {
+        "xla_gpu_exclude_nondeterministic_ops": True,
+        "xla_gpu_enable_command_buffer": _RECORDED,
+        "xla_gpu_graph_min_graph_size": 1,
+    },
+}
+
+
 @cache
-def _options(jax: Any) -> dict[str, str]:
-    """Sums are not shared among threads, on whose number their bits would depend, where XLA knows how to say so."""
-    kinds = "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"
-    options = {"xla_cpu_experimental_ynn_fusion_type": kinds}
+def _options(jax: Any, platform: str) -> dict[str, Any]:
+    """For the compiler, where its version knows them."""
+    options = _OPTIONS.get(platform, {})
     try:
         jax.jit(abs).lower(1.0).compile(compiler_options=options)
     except jax.errors.JaxRuntimeError:  # a version that has it not: bits may then depend on the number of threads
@@ -191,13 +232,14 @@ def _undisturbed(jax: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _alone(jax: Any) -> Iterator[None]:
-    """The same for what is compiled, and on the CPU."""
+def _alone(jax: Any, place: Any) -> Iterator[None]:
+    """The same for what is compiled, for a device, where products have all digits of their type."""
     with (
         _undisturbed(jax),
         jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),
         jax.disable_jit(False),
-        jax.default_device(jax.local_devices(backend="cpu")[0]),
+        jax.default_matmul_precision("highest"),
+        jax.default_device(place),
     ):
         yield

@@ -109,7 +109,8 @@ def lowered(module: fx.GraphModule, depth: int = 0) -> Callable[..., Any]:
 def _array(value: Tensor) -> Any:
     array_type(value.dtype)
     # NumPy has no bfloat16
-    return value.detach().float().numpy() if value.dtype is torch.bfloat16 else value.detach().numpy()
+    value = value.detach().cpu()
+    return value.float().numpy() if value.dtype is torch.bfloat16 else value.numpy()
 
 
 def _name(target: Any) -> str:

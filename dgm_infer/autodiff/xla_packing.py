@@ -14,19 +14,28 @@ from .xla_operations import array_type
 _LARGE = 2**14
 
 
-def as_numpy(tensor: Tensor) -> Any:
-    """The numbers of a tensor, where they are."""
+def as_array(tensor: Tensor) -> Any:
+    """The numbers of a tensor, where they are: of NumPy on the host, else of JAX."""
+    tensor = tensor.detach()
+    if tensor.device.type != "cpu":
+        from jax import dlpack
+
+        return dlpack.from_dlpack(tensor)
     if tensor.dtype is torch.bfloat16:
         from jax.numpy import bfloat16
 
-        return tensor.detach().view(torch.int16).numpy().view(bfloat16)
-    return tensor.detach().numpy()
+        return tensor.view(torch.int16).numpy().view(bfloat16)
+    return tensor.numpy()
 
 
-def _as_tensor(array: Any, dtype: torch.dtype) -> Tensor:
+def _as_tensor(array: Any, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The first n rows of an array of JAX, with memory of their own."""
+    if device.type != "cpu":
+        return torch.from_dlpack(array)[:n].clone()
+    rows = np.asarray(array)[:n].copy()
     if dtype is torch.bfloat16:
-        return torch.from_numpy(array.view(np.int16)).view(dtype)
-    return torch.from_numpy(array)
+        return torch.from_numpy(rows.view(np.int16)).view(dtype)
+    return torch.from_numpy(rows)
 
 
 class Packing:
@@ -72,9 +81,11 @@ class Results:
 
     Args:
         example: such results.
+        device: where they are.
     """
 
-    def __init__(self, example: Sequence[Tensor]):
+    def __init__(self, example: Sequence[Tensor], device: torch.device):
+        self._device = device
         self._shapes = [tuple(t.shape) for t in example]
         self._kinds = list({t.dtype: None for t in example})
         self._groups = [[k for k, t in enumerate(example) if t.dtype == kind] for kind in self._kinds]
@@ -103,9 +114,9 @@ class Results:
 
         return [jnp.concatenate([found[k].reshape(-1) for k in own]) for own in self._groups]
 
-    def apart(self, rows: Sequence[Any]) -> list[Tensor]:
-        """The results of calls, ``[n, ...]``, from NumPy arrays."""
-        tensors = [_as_tensor(row, kind) for row, kind in zip(rows, self._kinds, strict=True)]
+    def apart(self, rows: Sequence[Any], n: int) -> list[Tensor]:
+        """The results of the first n calls, ``[n, ...]``, from JAX arrays."""
+        tensors = [_as_tensor(row, n, kind, self._device) for row, kind in zip(rows, self._kinds, strict=True)]
         return [
             torch.as_strided(tensors[group], (len(tensors[group]), *shape), strides, at)
             for group, at, shape, strides in self._places

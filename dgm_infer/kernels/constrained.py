@@ -12,6 +12,7 @@ from torch import Tensor
 from ..arguments import choice, flag, fraction, whole_number
 from ..autodiff.loops import is_captured
 from ..autodiff.row_execution import captured_rows
+from ..autodiff.xla import compiles
 from ..conditioning.abc_kernels import InputPosterior, NoiseEmbedding
 from ..conditioning.fibre import Fibre, Linearisation
 from ..conditioning.projection import SOLVERS, Projection, project, solver_tolerance
@@ -154,8 +155,8 @@ class ConstrainedHMC(Scheduled):
         return dataclasses.replace(tuning, n_geodesic=n_geodesic)
 
     def is_program(self, problem: Fibre) -> bool:
-        """Whether :meth:`step` can be captured as one program: on a GPU no loop within a loop is recorded."""
-        return problem.values.device.type == "cpu"
+        """Whether :meth:`step` can be captured as one program: on a GPU if JAX has it, as its loops have loops within."""
+        return compiles(problem.values.device)
 
     def annealing(self) -> Self:
         # annealing uses each of many fibres once: compiling would take longer

@@ -31,8 +31,8 @@ __all__ = ["PARTS", "SIZES", "DeviceTask", "Line", "Sizes", "host_waits", "measu
 
 # Annealing and nothing else.
 _BARE: dict[str, Any] = {"keep_draws": False, "coverage": False, "progress": False}
-# Draws of a piece of sampling, and columns of values of which effective draws are counted.
-_DRAWS, _COLUMNS = 10, 64
+# Columns of values of which effective draws are counted.
+_COLUMNS = 64
 # Steps of a piece of training.
 _STEPS = 10
 # Share of its seconds that a part plans with: the last piece may take longer than the others.
@@ -59,11 +59,15 @@ class Sizes(NamedTuple):
     """Images of a training step."""
     warmup: int
     """Iterations that adapt a kernel."""
+    draws: int
+    """Of a piece of sampling on a fibre of a simulator or of a face."""
+    image_draws: int
+    """Of a piece of sampling of images."""
 
 
 SIZES = {
-    "cuda": Sizes(4096, 64, 16, 8, 1000, 16, 20, 100, 64, 32, 512, 60),
-    "cpu": Sizes(16, 2, 4, 2, 10, 4, 5, 2, 4, 4, 100, 20),
+    "cuda": Sizes(1024, 64, 16, 8, 1000, 16, 20, 100, 64, 32, 512, 40, 20, 1000),
+    "cpu": Sizes(16, 2, 4, 2, 10, 4, 5, 2, 4, 4, 100, 20, 10, 10),
 }
 """By device: what fills a GPU, and the same in small."""
 
@@ -116,7 +120,7 @@ def _fibre(task: DeviceTask, dtype: torch.dtype) -> Iterator[Make]:
 
         def make(problem: Problem = Problem(name)) -> Line:  # noqa: B008
             fibre = dgm.condition(problem.model(), problem.observations(), dtype=dtype, device=task.device)
-            return _sampled(problem.name, fibre, dgm.ConstrainedHMC(), task.sizes.chains, task)
+            return _sampled(problem.name, fibre, dgm.ConstrainedHMC(), task.sizes.chains, task.sizes.draws, task)
 
         yield name, make
 
@@ -129,7 +133,7 @@ def _images(task: DeviceTask, dtype: torch.dtype) -> Iterator[Make]:
             images, mask = _made(model, task.sizes.images, task.seed), top_half(tuple(model.output_shape))
             fibre = dgm.condition(model, images, observe=dgm.pixels(mask), dtype=dtype, device=task.device)
             title = f"{name}, top halves of {len(images)} images"
-            return _sampled(title, fibre, None, task.sizes.image_chains, task)
+            return _sampled(title, fibre, None, task.sizes.image_chains, task.sizes.image_draws, task)
 
         yield name, make
 
@@ -139,7 +143,9 @@ def _faces(task: DeviceTask, dtype: torch.dtype) -> Iterator[Make]:
         model = FaceGAN()
         observed = torch.nn.functional.avg_pool2d(_made(model, 1, task.seed), 16)
         fibre = dgm.condition(model, observed, observe=dgm.downsample(16), dtype=dtype, device=task.device)
-        return _sampled("thumbnail of a face", fibre, dgm.ConstrainedHMC(), task.sizes.face_chains, task)
+        return _sampled(
+            "thumbnail of a face", fibre, dgm.ConstrainedHMC(), task.sizes.face_chains, task.sizes.draws, task
+        )
 
     yield "faces", make
 
@@ -196,19 +202,22 @@ PARTS: dict[str, Callable[[DeviceTask, torch.dtype], Iterator[Make]]] = {
 """By name: the lines of a part, each with its name and what makes it."""
 
 
-def _sampled(name: str, fibre: Any, kernel: Any, chains: int, task: DeviceTask) -> Line:
-    """Draws on from where the last piece ended, after a warm-up that is part of making the line."""
+def _sampled(name: str, fibre: Any, kernel: Any, chains: int, n: int, task: DeviceTask) -> Line:
+    """Draws on from where the last piece ended, after a warm-up that is part of making the line.
+
+    A piece is a call, and compiles its transitions.
+    """
     options: dict[str, Any] = {"chains": chains, "seed": task.seed, "progress": False}
     draws: Any = dgm.sample(fibre, kernel, warmup=task.sizes.warmup, draws=1, **options)
     kernel, position = draws.kernel, draws.inputs[:, -1]
 
     def work() -> Piece:
         nonlocal position
-        made: Any = dgm.sample(fibre, kernel, warmup=0, draws=_DRAWS, initial=position, **options)
+        made: Any = dgm.sample(fibre, kernel, warmup=0, draws=n, initial=position, **options)
         options["seed"] += 1
         position = made.inputs[:, -1]
         values = torch.cat([v.flatten(2) if v.ndim > 2 else v.unsqueeze(-1) for v in made.latents.values()], -1)
-        return float(_DRAWS * chains * fibre.batch_shape.numel()), values[..., :_COLUMNS].cpu()
+        return float(n * chains * fibre.batch_shape.numel()), values[..., :_COLUMNS].cpu()
 
     return Line(f"{name}, {chains} chains, {type(kernel).__name__}", "transitions", work)
 

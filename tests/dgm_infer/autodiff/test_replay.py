@@ -9,7 +9,7 @@ import dgm_infer as dgm
 from dgm_infer.autodiff.loops import repeat
 from dgm_infer.autodiff.programs import Program
 from dgm_infer.autodiff.randomness import normal
-from dgm_infer.autodiff.replay import RecordedProgram
+from dgm_infer.autodiff.replay import RecordedProgram, records
 from tests.oracles import FLOAT
 
 
@@ -96,3 +96,17 @@ def test_a_control_that_forgets_its_inputs_fails():
     other = [torch.full((3,), 2.0, dtype=FLOAT)]
     with torch.no_grad():
         assert not torch.equal(recorded(*other)[0], program._module(*other)[0])
+
+
+def test_a_loop_within_a_loop_is_not_recorded():
+    def once(x, source):
+        return repeat(2, lambda k, x, c: 1.1 * x, x)
+
+    def nested(x, source):
+        return repeat(2, lambda k, x, c: repeat(3, lambda k, x, c: 1.1 * x, x), x)
+
+    flat, deep = (Program(function, torch.ones(3, dtype=FLOAT)) for function in (once, nested))
+    assert records(flat._module)
+    assert not records(deep._module)
+    with pytest.raises(RuntimeError, match="a loop within a loop"):
+        recording(deep)

@@ -14,7 +14,7 @@ from evaluation.benchmarks.workers import WorkerResult
 from tests.devices import DEVICE, Device, Generator
 from tests.quick import cases
 
-TINY = Sizes(2, 1, 2, 1, 2, 2, 2, 2, 2, 3, 2, 2)
+TINY = Sizes(2, 1, 2, 1, 2, 2, 2, 2, 2, 3, 2, 2, 2, 2)
 TASK = DeviceTask("training", ("float32",), 1e-3, "cpu", 0, None, TINY)
 
 
