@@ -155,7 +155,7 @@ class ConstrainedHMC(Scheduled):
         return dataclasses.replace(tuning, n_geodesic=n_geodesic)
 
     def is_program(self, problem: Fibre) -> bool:
-        """Whether :meth:`step` can be captured as one program: on a GPU if JAX has it, as its loops have loops within."""
+        """Whether :meth:`step` can be captured as one program: on a GPU by JAX, as loops have loops within."""
         return compiles(problem.values.device)
 
     def annealing(self) -> Self:

@@ -54,8 +54,7 @@ class CompilationSettings:
     projects: float = 15.0
     """Seconds for a transition that projects onto a fibre: 12 to 20, on digits, MNIST and the GAN."""
     projects_on_gpu: float = 1.0
-    """The same on a GPU, where it takes five, and waits make each of the 19 705 operations of the quantile distribution's
-    transition 44 us long, on an H200."""
+    """The same on a GPU, where it takes five, and an operation 44 us, as the host waits: quantiles, on an H200."""
     records: float = 2.0
     """Seconds that a program takes to be recorded on a GPU: one or two."""
     each_recorded: float = 0.005

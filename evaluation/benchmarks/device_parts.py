@@ -60,9 +60,9 @@ class Sizes(NamedTuple):
     warmup: int
     """Iterations that adapt a kernel."""
     draws: int
-    """Of a piece of sampling on a fibre of a simulator or of a face."""
+    """In a piece of sampling on a fibre of a simulator or of a face."""
     image_draws: int
-    """Of a piece of sampling of images."""
+    """In a piece of sampling of images."""
 
 
 SIZES = {
