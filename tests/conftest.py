@@ -1,6 +1,9 @@
 """What all tests share: which are skipped, and how that is reported."""
 
+import os
+import shutil
 import signal
+import tempfile
 from collections import Counter
 
 import pytest
@@ -10,6 +13,9 @@ from tests.findings import honest
 
 # tests are small, and the workers of xdist share the cores: threads would wait for each other
 torch.set_num_threads(1)
+# programs that tests have compiled serve the other workers, and their children, and nobody else
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["DGM_INFER_CACHE"] = tempfile.mkdtemp(prefix="dgm-infer-programs-")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,6 +36,11 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(honest, append=False)
+
+
+def pytest_unconfigure():
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(os.environ["DGM_INFER_CACHE"], ignore_errors=True)
 
 
 def pytest_terminal_summary(terminalreporter):

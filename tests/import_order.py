@@ -46,6 +46,7 @@ ORDER = {
         "xla_layers",
         "xla_lowering",
         "xla_packing",
+        "xla_store",
         "xla",
         "programs",
         "layers",

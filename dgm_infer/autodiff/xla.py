@@ -17,6 +17,7 @@ from ..errors import ModelError
 from .xla_lowering import lowered
 from .xla_operations import array_type
 from .xla_packing import Packing, Results, as_array
+from .xla_store import compiled
 
 # Bytes of the results of calls within one, and of their random numbers: what is not called is made nevertheless.
 _LARGEST = 2**22
@@ -95,7 +96,7 @@ class Machine:
                 *(jax.ShapeDtypeStruct(shape, array_type(kind)) for shape, kind in zip(rows, types, strict=True)),
             ]
             program = jax.jit(block, keep_unused=True).lower(*inputs)
-            self._program = program.compile(compiler_options=_options(jax, place.platform))
+            self._program = compiled(program, _options(jax, place.platform), place)
             self._constants = [jax.device_put(as_array(t)) for t in packed[0]]
         self._rows = list(zip(rows, self._drawn.groups, strict=True))
 

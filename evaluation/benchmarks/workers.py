@@ -16,7 +16,7 @@ from typing import Any
 
 from dgm_infer.errors import cause
 
-__all__ = ["Clock", "Report", "WorkerResult", "one_thread", "run_workers", "threads", "torch_threads"]
+__all__ = ["Clock", "Report", "WorkerResult", "one_thread", "run_workers", "threads", "torch_threads", "variables"]
 
 Report = Callable[[str], None]
 
@@ -77,7 +77,7 @@ def run_workers(
         for task in tasks:
             ours, theirs = context.Pipe()
             worker = context.Process(target=_work, args=(theirs, function, task), daemon=True)
-            with _variables(environment):
+            with variables(environment):
                 worker.start()
             theirs.close()
             workers.append(worker)
@@ -142,7 +142,7 @@ def _work(connection: Connection, function: str, task: Any) -> None:
 
 
 @contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
+def variables(values: Mapping[str, str]) -> Iterator[None]:
     """Environment variables, as they are for the processes started within the block."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
