@@ -90,11 +90,12 @@ def _looped(
 ) -> Tree:
     """``k, carried = turn(k, carried, constants)`` while k < end, as a loop of the program that is being captured."""
     from torch._higher_order_ops.while_loop import while_loop_op
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
     leaves, form = flatten(carried)
     others, other_form = flatten(constants)
-    with capturing("probe"), recorded_graphs() as used:
-        # what this computes nobody reads: it shows which graphs the body calls
+    # what this computes nobody reads, and need not be traced: it shows which graphs the body calls
+    with capturing("probe"), recorded_graphs() as used, disable_proxy_modes_tracing():
         turn(torch.zeros_like(k), carried, constants)
     known = [(graph, tensors) for graph, tensors in bound_graphs() if graph in used]
     graphs, shared = zip(*known, strict=True) if known else ((), ())
