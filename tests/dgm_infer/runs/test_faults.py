@@ -438,12 +438,12 @@ def test_a_pool_that_breaks_between_two_submissions_ends_the_run_in_one_line_and
 
 @pytest.mark.slow
 def test_runs_stopped_at_random_moments_equal_one_that_was_not():
-    """As many as fit into a minute; ``python -m tests.dgm_infer.runs.fuzz 300`` makes 300."""
-    code = "from tests.dgm_infer.runs.fuzz import KINDS, fuzz; print(sum(map(fuzz(300, 1, 60).get, KINDS)))"
+    """As many as fit into 40 seconds; ``python -m tests.dgm_infer.runs.fuzz 300`` makes 300."""
+    code = "from tests.dgm_infer.runs.fuzz import KINDS, fuzz; print(sum(map(fuzz(300, 1, 40).get, KINDS)))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr
-    assert int(ended.stdout) >= 20
+    assert int(ended.stdout) >= 10
 
 
 RANKS = """
