@@ -34,7 +34,7 @@ class AllocationSettings:
     within: float = 30.0
     """Nats above the lowest minimum, beyond which curvature cannot offset the energy gap."""
     fewest: int = 4
-    """Points that have to remain, for R-hat to compare chains."""
+    """Points of a mode, for R-hat to compare chains: else some begin at draws of its normal approximation."""
     each: int = 4
     """Points per mode, of an energy that is not a ridge."""
     level: float = 1e-2
@@ -73,9 +73,9 @@ def allocate_chains(
 
     The energy is minimised from every point, and from up to 256 draws of the prior, which may lead to modes without a
     point. Minima within a third of a standard deviation are one mode, whose mass its points share evenly, and the
-    chains are a systematic sample of the points; in modes without a point they start at draws of the normal
+    chains are a systematic sample of the points; in modes of fewer than four points some start at draws of the normal
     approximation. Every chain keeps its own point where masses are not reliable: descents of points do not converge, or
-    end at kinks or along ridges, fewer than four points would remain, second derivatives are missing or take long.
+    end at kinks or along ridges, second derivatives are missing or take long.
 
     Args:
         posterior: what the positions are of.
@@ -129,13 +129,12 @@ def allocate_chains(
         # an operation of the model has no second derivative
         return Allocation(own)
     first = index.scatter(0, front, torch.where(counts, front.gather(0, found.same), front)).gather(0, first)
-    # points are typical of their modes; where a mode has none, any descent that led to it counts
-    with_point = torch.zeros_like(energy).scatter_add(0, first, is_point.to(energy)).gather(0, first) > 0
-    counted = (is_point | ~with_point) & energy.isfinite()
+    # points are typical of their modes; where a mode has fewer than chains need, any descent that led to it counts
+    n_points = torch.zeros_like(energy).scatter_add(0, first, is_point.to(energy)).gather(0, first)
+    counted = (is_point | (n_points < min(_SETTINGS.fewest, chains))) & energy.isfinite()
     hits = torch.zeros_like(energy).scatter_add(0, first, counted.to(energy)).gather(0, first).clamp_min(1)
     share = torch.zeros_like(energy).scatter(0, front, found.mass).gather(0, first) / hits * counted
-    enough = ((share > 0).sum(0) >= min(_SETTINGS.fewest, chains)) | (~with_point & (share > 0)).any(0)
-    told &= found.sound & enough & (_SETTINGS.each * (found.mass > 0).sum(0) <= len(pool))
+    told &= found.sound & (_SETTINGS.each * (found.mass > 0).sum(0) <= len(pool))
     ends = share.reshape(len(pool), -1).cumsum(0)
     comb = own.reshape(chains, -1) + torch.rand(ends.shape[1:], generator=rng, dtype=ends.dtype, device=ends.device)
     chosen = torch.searchsorted((ends / ends[-1]).T.contiguous(), (comb / chains).T.contiguous()).T

@@ -75,15 +75,22 @@ def moved(problem, u, chains=64):
     return allocate_chains(problem.marginal, u, chains, rng()).chosen.tolist() != list(range(chains))
 
 
-def test_where_few_points_would_remain_every_chain_keeps_its_own(monkeypatch):
+@pytest.mark.parametrize("n", [1, 3, 4, 40])
+def test_chains_leave_a_mode_without_mass_however_few_points_the_other_has(n):
     # of an output of 8 the mode at 8 has no mass beside that at -2
-    problem, far = folded(8.0), torch.full((61, 1), 7.99, dtype=FLOAT)
-    few = torch.cat([far, torch.full((3, 1), -1.99, dtype=FLOAT)])
-    assert not moved(problem, few)
-    # control: one more
-    few[60] = -1.99
+    u = torch.cat([torch.full((64 - n, 1), 7.99, dtype=FLOAT), torch.full((n, 1), -1.99, dtype=FLOAT)])
+    u += 0.002 * torch.randn(u.shape, generator=rng(), dtype=FLOAT)
+    found = allocate_chains(folded(8.0).marginal, u, 8, rng())
+    start = u[found.chosen.clamp_max(63)] if found.position is None else found.position
+    assert (start < 0).all()
+    # few begin at the same point
+    assert len(start.unique()) >= 4
+
+
+def test_where_descents_do_not_end_or_take_long_every_chain_keeps_its_own(monkeypatch):
+    problem, few = folded(8.0), torch.full((64, 1), 7.99, dtype=FLOAT)
+    few[60:] = -1.99
     assert moved(problem, few)
-    # and where descents do not end, or second derivatives would take long
     monkeypatch.setattr(allocation, "_SETTINGS", AllocationSettings(iterations=1))
     assert not moved(problem, few)
     monkeypatch.setattr(allocation, "_SETTINGS", AllocationSettings(numbers=63))
