@@ -7,6 +7,7 @@ import platform
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,7 @@ def _key(text: str, options: Mapping[str, Any]) -> str:
 @cache
 def _machine() -> str:
     """Compiler and processor: code of another one may hold instructions that this one has not."""
-    import jax
-    import jaxlib
-
-    words = [jax.__version__, jaxlib.__version__, platform.machine(), platform.processor(), os.environ.get("NPROC", "")]
+    words = [version("jax"), version("jaxlib"), platform.machine(), platform.processor(), os.environ.get("NPROC", "")]
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         words += sorted({line for line in lines if line.startswith(("flags", "model name", "Features"))})
