@@ -50,6 +50,7 @@ def test_what_was_compiled_is_loaded_and_computes_the_same(folder, compilations)
     assert list(folder.iterdir()) == [file]
 
 
+@pytest.mark.slow
 def test_another_process_loads_it(folder):
     code = (
         "import jax; own = jax.stages.Lowered.compile; made = []\n"
