@@ -9,13 +9,15 @@ from collections import Counter
 import pytest
 import torch
 
+from dgm_infer.autodiff.xla_store import FOLDER
 from tests.findings import honest
 
 # tests are small, and the workers of xdist share the cores: threads would wait for each other
 torch.set_num_threads(1)
 # programs that tests have compiled serve the other workers, and their children, and nobody else
-if "PYTEST_XDIST_WORKER" not in os.environ:
-    os.environ["DGM_INFER_CACHE"] = tempfile.mkdtemp(prefix="dgm-infer-programs-")
+PROGRAMS = None if "PYTEST_XDIST_WORKER" in os.environ else tempfile.mkdtemp(prefix="dgm-infer-programs-")
+if PROGRAMS is not None:
+    os.environ[FOLDER] = PROGRAMS
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,8 +41,8 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_unconfigure():
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        shutil.rmtree(os.environ["DGM_INFER_CACHE"], ignore_errors=True)
+    if PROGRAMS is not None:
+        shutil.rmtree(PROGRAMS, ignore_errors=True)
 
 
 def pytest_terminal_summary(terminalreporter):
