@@ -147,6 +147,16 @@ class Jumps(Settings):
         half = uniform(here.energy.shape, here.position, rng) < 0.5
         return half & (decision.point.position != here.position).any(-1), decision.probability
 
+    def visited(self, x: Tensor) -> Tensor:
+        """Whether each mode is the most probable one of some point of ``x [N, *batch, D]``: ``[M, *batch]``."""
+        index, best = torch.zeros(x.shape[:-1], dtype=torch.int64, device=x.device), x.new_full(x.shape[:-1], -torch.inf)
+        # one mode after the other: of many draws there are many more numbers than of chains
+        for m, (centre, inverse, weight) in enumerate(zip(self.centres, self.inverses, self.log_weights, strict=True)):
+            white = (inverse @ (x - centre).unsqueeze(-1)).squeeze(-1)
+            score = weight - self.log_dets[..., m] - 0.5 * white.square().sum(-1)
+            index, best = torch.where(score > best, m, index), torch.maximum(best, score)
+        return torch.stack([(index == m).any(0) for m in range(len(self.centres))])
+
     def centred(self, x: Tensor) -> Tensor:
         """``x - m``, each of ``x [chains, *batch, D]`` about the mode that it is most probably of."""
         return x - _at(self.centres.movedim(0, -2), self._known(x).log_r.argmax(-1), 1)

@@ -115,6 +115,7 @@ def progress_of(sampling: SamplingRun) -> dict[str, Any]:
         "count": sampling.count,
         "kernel": None if sampling.warms_up else to_json(sampling.kernel),
         "ancestors": None if ancestors is None else ancestors.tolist(),
+        "modes": None if sampling.modes is None or sampling.warms_up else to_json(sampling.modes),
         "stayed": sampling.now.stayed.tolist(),
         "adapts": sampling.adapts,
         "warms": sampling.warms_up,
@@ -238,7 +239,7 @@ def _shard_of(folder: RunFolder, name: str, problem: Any, plan: RunPlan, devices
     ancestors = None if warm.ancestors is None else warm.ancestors[first:last]
     rng = torch.Generator(position.device).manual_seed(plan.seed)
     state = warm.kernel.init(problem, position)
-    sampling = SamplingRun(problem, warm.kernel, plan, state, rng, ancestors=ancestors)
+    sampling = SamplingRun(problem, warm.kernel, plan, state, rng, ancestors=ancestors, modes=warm.modes)
     sampling.adapts = warm.adapts
     return sampling
 

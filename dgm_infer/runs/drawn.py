@@ -43,7 +43,7 @@ class Part(NamedTuple):
     """What a shard has made."""
 
     progress: dict[str, Any]
-    """``transitions``, ``count``, ``kernel``, ``ancestors``, ``stayed``, ``adapts``, as JSON holds them."""
+    """``transitions``, ``count``, ``kernel``, ``ancestors``, ``modes``, ``stayed``, ``adapts``, as JSON holds them."""
     draws: dict[str, Tensor] | None
     """Each ``[chains, count, ...]``; None if they are in the folder."""
     kernel: Any = None
@@ -130,6 +130,7 @@ def collected(folder: RunFolder, problem: Any, parts: dict[str, Part] | None = N
         made=count,
         # the warm-up has counted them over all chains
         ancestors=None if ancestors[0] is None else torch.cat([torch.tensor(a, device=device) for a in ancestors]),
+        modes=None if first["modes"] is None else from_json(first["modes"]),
         stayed=torch.cat([torch.tensor(each["stayed"], device=device) for each in found.values()]),
         adapted=first["adapts"],
     )

@@ -74,8 +74,9 @@ def allocate_chains(
     The energy is minimised from every point, and from up to 256 draws of the prior, which may lead to modes without a
     point. Minima within a third of a standard deviation are one mode, whose mass its points share evenly, and the
     chains are a systematic sample of the points; in modes of fewer than four points some start at draws of the normal
-    approximation. Every chain keeps its own point where masses are not reliable: descents of points do not converge, or
-    end at kinks or along ridges, second derivatives are missing or take long.
+    approximation. Every chain keeps its own point where masses are not reliable: descents of points that may lead to
+    modes of mass do not converge, or descents end at kinks or along ridges, second derivatives are missing or take
+    long.
 
     Args:
         posterior: what the positions are of.
@@ -107,15 +108,17 @@ def allocate_chains(
     is_point = index < n
     evaluated = evaluated or evaluation(posterior, pool, 2 * _SETTINGS.iterations)
     ends = [_descended(posterior, part, evaluated) for part in (position, pool[n:]) if len(part)]
-    minimum, energy, converged = (torch.cat(part) for part in zip(*ends, strict=True))
+    minimum, reached, converged = (torch.cat(part) for part in zip(*ends, strict=True))
     # the lowest first, which then stand for their modes
-    energy, order = torch.where(converged, energy, torch.inf).sort(0)
+    energy, order = torch.where(converged, reached, torch.inf).sort(0)
     x = minimum.gather(0, order.unsqueeze(-1).expand_as(pool))
     is_point = is_point.gather(0, order)
     first = same_minimum(x, energy)
     hopeful = (first == index) & (energy < energy.amin(0) + _SETTINGS.within)
-    told = converged[:n].all(0) & (energy.isfinite() & (first > 0)).any(0)
-    n_modes = int((hopeful & told).sum(0).max())
+    several = (energy.isfinite() & (first > 0)).any(0)
+    # of points whose descents take longer, those far above have stranded
+    told = several & (converged[:n] | (reached[:n] > energy[0] + _SETTINGS.within)).all(0)
+    n_modes = int((hopeful & several).sum(0).max())
     if n_modes == 0 or n_modes * dim**2 * batch.numel() > _SETTINGS.numbers:
         return Allocation(own)
     # the hopeful ones of every problem, still in the order of their energies

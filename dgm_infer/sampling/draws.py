@@ -9,23 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..arguments import (
-    allocatable,
-    file_path,
-    flag,
-    function,
-    mapping,
-    names_of,
-    other_seed,
-    random_seed,
-    whole_number,
-)
+from ..arguments import allocatable, file_path, flag, function, mapping, names_of, other_seed, random_seed, whole_number
 from ..autodiff.xla import compiler_version
 from ..conditioning.fibre import Fibre
 from ..diagnosis import Diagnosis
 from ..errors import ArgumentError, CheckpointError, cause, warn
 from ..files import complete_file
 from ..kernels import Kernel
+from ..kernels.mode_jumps import Jumps, ModeJumps
 from ..target import Target, as_target, reference
 from . import show
 from .chain_groups import Basins, basins, group_chains, longest_run, looks, side_by_side
@@ -65,6 +56,7 @@ class Draws:
         stopped_by: what ``sample(until=...)`` had reached when it ended; None of other runs, and of draws from a file.
         ancestors: ``[chains, *batch]``, the index of the prior draw that each chain descends from; None if each has its
             own. Chains with the same index share their start, so that R-hat compares fewer starts.
+        modes: those that chains jump between, or started in; None if there is one, or none were looked for.
     """
 
     def __init__(
@@ -78,12 +70,13 @@ class Draws:
         problem: Any = None,
         interrupted: bool = False,
         ancestors: Tensor | None = None,
+        modes: Jumps | None = None,
     ):
         self.inputs = inputs
         self.stats = stats
         self.kernel = kernel
         self.seed, self.problem, self.interrupted = seed, problem, interrupted
-        self.ancestors = ancestors
+        self.ancestors, self.modes = ancestors, kernel.modes if isinstance(kernel, ModeJumps) else modes
         self.stopped_by: str | None = None
         self._latents = latents
         self._fingerprint: dict[str, Tensor] | None = None
@@ -311,12 +304,14 @@ class Draws:
             predictive=mapping("to_arviz", "predictive", given, "draws.predictive()"),
             observed=self._observed_data,
         )
+        jumps = isinstance(self.kernel, ModeJumps)
         data.attrs.update(
             format=_FORMAT,
             kernel=json.dumps(to_json(self.kernel)),
             seed=self.seed,
             interrupted=int(self.interrupted),
             ancestors=json.dumps(None if self.ancestors is None else self.ancestors.tolist()),
+            modes=json.dumps(None if self.modes is None or jumps else to_json(self.modes)),
             torch_version=str(torch.__version__),
             jax_version=compiler_version(),
         )
@@ -351,7 +346,7 @@ class Draws:
             raise CheckpointError(f"no draws at {path}: Draws.save(path) writes them")
         try:
             attributes, groups = read_draws(path, _FORMAT)
-            ancestors = json.loads(attributes.get("ancestors", "null"))
+            ancestors, modes = (json.loads(attributes.get(name, "null")) for name in ("ancestors", "modes"))
             draws = cls(
                 inputs=groups.get("unconstrained_posterior", {}).get("inputs"),
                 latents=groups["posterior"],
@@ -361,6 +356,7 @@ class Draws:
                 interrupted=bool(attributes["interrupted"]),
                 problem=problem,
                 ancestors=None if ancestors is None else torch.tensor(ancestors),
+                modes=None if modes is None else from_json(modes),
             )
             draws._fingerprint = unpacked(groups.get("constant_data", {}).get("fingerprint"))
             draws._observed = None if problem is not None else groups.get("observed_data", {})

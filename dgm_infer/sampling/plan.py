@@ -16,6 +16,7 @@ from ..conditioning.marginal import NoiseMarginal
 from ..errors import ArgumentError
 from ..kernels import HMC, ConstrainedHMC, EllipticalSlice, Kernel, LiftedHMC, RiemannianHMC
 from ..kernels.metrics import CURVATURE
+from ..kernels.mode_jumps import Jumps
 from ..target import Posterior, Target
 from .chain_groups import side_by_side
 from .draws import Draws
@@ -319,6 +320,8 @@ class RunOutcome(NamedTuple):
     made: int
     """Draws so far."""
     ancestors: Tensor | None
+    modes: Jumps | None
+    """Those that were found where the chains start, if the kernel has none."""
     stayed: Tensor
     adapted: bool
     """Whether warm-up chose the step size."""

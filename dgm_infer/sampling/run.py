@@ -62,9 +62,10 @@ class SamplingRun:
         *,
         typical: bool = False,
         ancestors: Tensor | None = None,
+        modes: Jumps | None = None,
     ):
         self.problem, self.kernel, self.plan, self._rng = problem, kernel, plan, rng
-        self.ancestors = ancestors
+        self.ancestors, self.modes = ancestors, modes
         self._execution = Execution(problem, plan.warmup)
         self.adapts = isinstance(kernel, Tunable) and kernel.tuning(problem).step_size
         self.kept: dict[str, Tensor] = {}
@@ -130,7 +131,8 @@ class SamplingRun:
                 f"the energy is not finite at {lost} of {state.energy.numel()} starting points: check the density "
                 "there, or pass initial="
             )
-        return cls(problem, kernel, plan, state, rng, typical=start.typical, ancestors=start.ancestors)
+        modes = None if isinstance(kernel, ModeJumps) else start.jumps
+        return cls(problem, kernel, plan, state, rng, typical=start.typical, ancestors=start.ancestors, modes=modes)
 
     @property
     def count(self) -> int:
@@ -165,6 +167,7 @@ class SamplingRun:
             self.draws(),
             self.count,
             self.ancestors,
+            self.modes,
             self.now.stayed,
             self.adapts,
         )
@@ -352,6 +355,7 @@ def as_draws(outcome: RunOutcome) -> Draws:
         problem=outcome.problem,
         interrupted=outcome.made < outcome.plan.draws,
         ancestors=outcome.ancestors,
+        modes=outcome.modes,
     )
 
 

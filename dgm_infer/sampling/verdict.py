@@ -16,7 +16,7 @@ from ..conditioning.subject import LIMITS
 from ..diagnosis import Finding, finding
 from ..errors import ModelError
 from ..kernels.hmc import TRAJECTORY
-from ..kernels.mode_jumps import ModeJumps, innermost
+from ..kernels.mode_jumps import Jumps, ModeJumps, innermost
 from ..models import GenerativeModel
 from ..probe import COARSE, FINER, dependence, spacing
 from ..probe import SETTINGS as PROBE
@@ -45,6 +45,8 @@ class VerdictSettings:
     """Share of failing transitions from which jumps of the Jacobian are looked for."""
     lines: int = 8
     """Draws between which they are."""
+    missed: float = 0.05
+    """Share of the mass in modes without a draw that shifts means as much as 400 effective draws leave uncertain."""
 
 
 VERDICT = VerdictSettings()
@@ -65,6 +67,7 @@ class Run(Protocol):
     problem: Any
     interrupted: bool
     ancestors: Tensor | None
+    modes: Jumps | None
 
     @property
     def shape(self) -> torch.Size: ...
@@ -131,6 +134,8 @@ def verdict(draws: Run, problem: Any, stayed: Tensor, transitions: int, adapted:
         shared = isinstance(problem, Fibre) and problem.marginal is not None and draws.ancestors is not None
         jumps = isinstance(draws.kernel, ModeJumps) or (isinstance(problem, Fibre) and problem.marginal is None)
         yield from _groups(draws.chain_groups, weighed=shared, jumps=jumps)
+        if draws.modes is not None and draws.inputs is not None:
+            yield from _missed(draws.modes, draws.inputs, jumps=isinstance(draws.kernel, ModeJumps))
 
 
 def _most_steps(kernel: Any) -> int | None:
@@ -291,6 +296,24 @@ def _groups(groups: Tensor, *, weighed: bool, jumps: bool) -> Iterator[Finding]:
             source += ": ModeJumps(kernel) jumps between modes in proportion to their masses"
         what = f"chains{of_problems(several)} form {len(sizes)} groups that never overlap ({told})"
         yield finding("misleading", what, source, several)
+
+
+def _missed(modes: Jumps, inputs: Tensor, *, jumps: bool) -> Iterator[Finding]:
+    """Modes that the start has found and no draw is in."""
+    x = inputs[:, :: max(1, inputs.shape[1] // VERDICT.draws), ..., : modes.centres.shape[-1]].flatten(0, 1)
+    modes = modes.to(x)
+    share = (modes.log_weights.exp() * ~modes.visited(x)).sum(0)
+    if (missed := share > VERDICT.missed).any():
+        remedy = "use more chains, or ModeJumps(kernel), whose chains jump between modes"
+        if jumps:
+            remedy = "jumps there were refused: draw longer, or compare these masses with log_evidence's"
+        yield finding(
+            "misleading",
+            f"no draw is in modes that hold {percent(share.max())} of the posterior by Laplace's masses"
+            f"{of_problems(missed)}",
+            f"{remedy} (see draws.modes)",
+            missed,
+        )
 
 
 def percent(share: Tensor | float) -> str:

@@ -43,6 +43,8 @@ def assert_same(draws, other):
     assert draws.interrupted == other.interrupted
     assert (draws.ancestors is None) == (other.ancestors is None)
     assert draws.ancestors is None or torch.equal(draws.ancestors, other.ancestors)
+    assert (draws.modes is None) == (other.modes is None)
+    assert draws.modes is None or torch.equal(draws.modes.centres, other.modes.centres)
 
 
 class Bumps(dgm.Target):

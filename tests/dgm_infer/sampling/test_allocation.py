@@ -9,6 +9,7 @@ import dgm_infer as dgm
 from dgm_infer.references.minimise import minimise
 from dgm_infer.sampling import allocation, annealed_starts
 from dgm_infer.sampling.allocation import Allocation, AllocationSettings, _weighed, allocate_chains
+from evaluation.problems.small import squares
 from tests.findings import honest
 from tests.oracles import FLOAT, compare
 
@@ -96,6 +97,30 @@ def test_where_descents_do_not_end_or_take_long_every_chain_keeps_its_own(monkey
     monkeypatch.setattr(allocation, "_SETTINGS", AllocationSettings(numbers=63))
     monkeypatch.setattr(allocation, "minimise", underivable)
     assert not moved(problem, few)
+
+
+def test_descents_that_take_longer_hold_no_mode_back_and_no_chain_that_has_stranded(monkeypatch):
+    """A point whose descent has not ended: near the others, all keep their own; far above, chains leave it."""
+    like, real = points(0, 64) - 2.25, allocation._descended
+
+    def slow(posterior, x, evaluated):
+        position, energy, converged = real(posterior, x, evaluated)
+        return position, energy, torch.where((x[..., 0] == 9.99) | (x[..., 0] == -2.489), False, converged)
+
+    monkeypatch.setattr(allocation, "_descended", slow)
+    far, near = like.clone(), like.clone()
+    far[2], near[2] = 9.99, -2.489
+    # the mode at 10 is 47 nats above that at -2.5
+    assert (far[allocate_chains(folded(10.0).marginal, far, 8, rng()).chosen.clamp_max(63)] < 0).all()
+    found = allocate_chains(folded(10.0).marginal, near, 8, rng())
+    assert found.chosen.tolist() == list(range(8))
+    # jumps between modes of the others, whatever becomes of it
+    both = points(32, 32)
+    both[2] = -2.489
+    found = allocate_chains(folded(1.0).marginal, both, 8, rng())
+    assert found.chosen.tolist() == list(range(8))
+    assert found.jumps is not None
+    assert found.jumps.counts == 2
 
 
 class Kinked(dgm.GenerativeModel):
@@ -244,6 +269,26 @@ def test_chains_of_several_modes_have_their_shares_and_the_warning_names_the_mas
     given = draws.inputs[:, -1]
     with pytest.warns(UserWarning, match=r"2 groups that never overlap .*are not posterior weights"):
         dgm.sample(draws.problem, draws.kernel, chains=32, warmup=0, draws=60, initial=given, seed=1, progress=False)
+
+
+@pytest.mark.filterwarnings("ignore::dgm_infer.diagnosis.DiagnosisWarning")
+def test_modes_that_no_chain_is_in_are_named_with_their_mass(tmp_path):
+    problem, settings = squares(), {"chains": 4, "warmup": 60, "draws": 100, "seed": 0, "progress": False}
+    for kernel in (dgm.LiftedHMC(), dgm.ConstrainedHMC()):
+        draws = dgm.sample(problem, kernel, **settings)
+        centres = draws.modes.centres
+        # signs tell the modes apart, and the chains, which stay where they began
+        visited = (centres[:, None].sign() == draws.inputs[:, -1, :4].sign()).all(-1).any(1)
+        share = 100 * draws.modes.log_weights.exp()[~visited].sum()
+        draws.save(tmp_path / "draws.nc")
+        for each in (draws, dgm.Draws.load(tmp_path / "draws.nc", problem)):
+            (found,) = (one for one in each.diagnose() if "no draw is in modes" in one.what)
+            assert f"{share:.0f} %" in found.what
+            assert found.severity == "misleading"
+    # control: chains that jump are in all of them
+    draws = dgm.sample(problem, **settings)
+    assert draws.modes.counts == 16
+    assert not any("no draw is in modes" in each.what for each in draws.diagnose())
 
 
 # what is said of chains that do not
