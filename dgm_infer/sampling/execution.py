@@ -73,10 +73,10 @@ _SETTINGS = CompilationSettings()
 class Execution:
     """Transitions of one problem, as fast as they can be had.
 
-    A kernel whose step can be captured is compiled once its transitions have taken as long as that takes, both counted
-    in operations: at most twice the time of whoever knew the length of the run before, and what is done depends on the
-    problem and on the transitions so far alone. A run has the same draws whether it is asked for at once, extended, or
-    goes on until something is reached.
+    A kernel whose step can be captured is compiled once its transitions, and those that the warm-up makes yet, take as
+    long as that takes, both counted in operations: at most twice the time of whoever knew the length of the run before,
+    and what is done depends on the problem, the warm-up and the transitions so far alone. A run has the same draws
+    whether it is asked for at once, extended, or goes on until something is reached.
 
     Args:
         problem: what is sampled.
@@ -85,7 +85,7 @@ class Execution:
 
     def __init__(self, problem: Fibre | Target, warmup: int):
         self._problem, self._warmup = problem, warmup
-        self._spent = 0.0
+        self._spent, self._made = 0.0, 0
         self._each: int | None = None
         self._energy: int | None = None
         self._compiles: bool | None = None
@@ -120,6 +120,8 @@ class Execution:
         try:
             own = CapturedTarget(target, _SETTINGS.longest)
             if not own.is_loop(position):
+                # which transitions are made of
+                self._captured = [own]
                 return None
             report("compiling the simulator (compile= chooses)")
             return CompiledTarget(own, position)
@@ -127,18 +129,26 @@ class Execution:
             return None
 
     def step(
-        self, kernel: Kernel, state: State, rng: torch.Generator, *, lasting: bool, report: Report = _nothing
+        self,
+        kernel: Kernel,
+        state: State,
+        rng: torch.Generator,
+        *,
+        lasting: bool,
+        ahead: int = 0,
+        report: Report = _nothing,
     ) -> tuple[State, Info]:
         """A transition of every chain.
 
         Args:
             lasting: whether the kernel will keep its form, that is everything but the values of its tensors.
+            ahead: transitions that are sure to come, this one included.
             report: called with a line before a compilation.
 
         Raises:
             ModelError: the kernel asks to be compiled, and the model can't be.
         """
-        if lasting and self._decided(kernel, state, report):
+        if lasting and self._decided(kernel, state, ahead, report):
             tensors, program = self._program(kernel, state)
             return program.of_leaves(tensors, rng)
         if self._compiles is None and isinstance(kernel, Counted) and self._each is None:
@@ -148,7 +158,7 @@ class Execution:
         else:
             state, info = kernel.step(self._problem, state, rng)
         if self._compiles is None:
-            self._spent += _SETTINGS.call * self._operations(state, info)
+            self._spent, self._made = self._spent + _SETTINGS.call * self._operations(state, info), self._made + 1
         return state, info
 
     def several(
@@ -166,7 +176,7 @@ class Execution:
         Raises:
             ModelError: as :meth:`step`.
         """
-        if not self._decided(kernel, state, report):
+        if not self._decided(kernel, state, 0, report):
             state, info = self.step(kernel, state, rng, lasting=True, report=report)
             return state, *tree_map(lambda t: t.unsqueeze(0), (state, info)), 1
         tensors, program = self._program(kernel, state)
@@ -181,7 +191,7 @@ class Execution:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_problem": None, "_programs": {}, "_loop": None, "_looked": False, "_captured": []}
 
-    def _decided(self, kernel: Any, state: State, report: Report) -> bool:
+    def _decided(self, kernel: Any, state: State, ahead: int, report: Report) -> bool:
         if self._compiles is None:
             if not isinstance(kernel, Compilable) or not kernel.is_program(self._problem):
                 self._compiles = False
@@ -189,7 +199,7 @@ class Execution:
                     warn(f"{_asked(kernel)}: transitions of this problem are never compiled, compile=None is the same")
             elif kernel.compile is not None:
                 self._compiles = kernel.compile
-            elif self._worth(kernel, state):
+            elif self._worth(kernel, state, self._spent * (1 + ahead / max(self._made, 1))):
                 self._compiles = True
             if self._compiles:
                 report("compiling transitions (compile= chooses)")
@@ -212,20 +222,20 @@ class Execution:
         each = _SETTINGS.step if self._loop is not None else _SETTINGS.gradient * self._energy
         return each * float(info.stats.get("n_steps", torch.zeros(1)).max()) + _SETTINGS.around
 
-    def _worth(self, kernel: Any, state: State) -> bool:
-        """Whether transitions have taken as long as compiling them."""
+    def _worth(self, kernel: Any, state: State, spent: float) -> bool:
+        """Whether so many seconds are as many as compiling takes."""
         if isinstance(kernel, Counted):
             if not kernel.saves_calls(self._problem):
                 self._compiles = False
             most = _SETTINGS.projects_on_gpu if state.position.is_cuda else _SETTINGS.projects
-            return self._compiles is None and self._spent > most
+            return self._compiles is None and spent > most
         once, each = (
             (_SETTINGS.records, _SETTINGS.each_recorded)
             if state.position.is_cuda
             else (_SETTINGS.compiles, _SETTINGS.each)
         )
         # before anything is captured
-        if self._spent <= once:
+        if spent <= once:
             return False
         target, position = self._target(state)
         if target is None:
@@ -235,7 +245,7 @@ class Execution:
             if self._loop is None and not self._captured:
                 self._captured = [CapturedTarget(target, _SETTINGS.longest)]
             own = self._loop or self._captured[0]
-            return self._spent > once + each * own.operations(position)[1]
+            return spent > once + each * own.operations(position)[1]
         except ModelError:
             self._compiles = False
             return False

@@ -184,7 +184,12 @@ class SamplingRun:
         plan = self.plan
         while self._warm is not None and self.now.transitions < plan.warmup:
             state, info = self._execution.step(
-                self._warm.kernel, self.now.state, self._rng, lasting=self._warm.keeps_form, report=bar.note
+                self._warm.kernel,
+                self.now.state,
+                self._rng,
+                lasting=self._warm.keeps_form,
+                ahead=self._warm.ahead,
+                report=bar.note,
             )
             self._make_room(_statistics(info))
             self._warm.update(info, state)

@@ -166,6 +166,16 @@ class WarmUp:
         return steady and refined and self._settling.reached
 
     @property
+    def ahead(self) -> int:
+        """Transitions that it makes yet, at least."""
+        most = self._iterations - self._done
+        if not self._open:
+            return most
+        # once a metric is refined, everything settles again
+        refining = 0 if self._windows is None else self._windows.last - self._done
+        return min(most, refining + Settling.fewest if refining > 0 else self._settling.left)
+
+    @property
     def _counts_failures(self) -> bool:
         """Whether those of solvers tell: not before the step size has settled, and early enough for it to settle
         again after more sub-steps."""
@@ -293,6 +303,11 @@ class Settling:
         """Learn from adapted values, positive, ``[K, *batch]``, and energies ``[chains, *batch]``."""
         self._values.append(values.log())
         self._energies.append(energy)
+
+    @property
+    def left(self) -> int:
+        """Transitions before which nothing counts as settled."""
+        return max(0, self.fewest - len(self._values))
 
     @property
     def reached(self) -> bool:
