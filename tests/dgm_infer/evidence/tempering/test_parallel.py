@@ -319,8 +319,8 @@ def test_mixtures_are_normalised_and_have_their_gradient():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dim", [2, 10, 50])
-def test_modes_of_random_mixtures_that_the_base_misses(dim):
+@pytest.mark.parametrize(("dim", "seeds"), [(2, (1, 2)), (10, (1, 2)), (50, (1,))])
+def test_modes_of_random_mixtures_that_the_base_misses(dim, seeds):
     """Twenty mixtures of four modes of which the base is one, some ten standard deviations apart."""
     rng = torch.Generator().manual_seed(dim)
     means = 4 * torch.randn(4, 20, dim, generator=rng, dtype=FLOAT) / (dim / 2) ** 0.25
@@ -328,13 +328,13 @@ def test_modes_of_random_mixtures_that_the_base_misses(dim):
     target, base = Mixtures(weights / weights.sum(0), means), dgm.Gaussian(means[0], 1.0)
     options = {"chains": 16, "keep_draws": False, "coverage": False, "progress": False}
     covered = 0
-    for seed in (1, 2):
+    for seed in seeds:
         found = dgm.log_evidence(target, base, dgm.ParallelTempering(), seed=seed, **options)
         assert found.log_z.square().mean().sqrt() < 0.1
         low, high = found.interval()
         covered += ((low < 0) & (high > 0)).sum()
-    # fewer have a probability of 0.003 if 0.95 of the intervals cover
-    assert covered >= 34
+    # fewer of 20 or 40 have a probability of 0.003 if 0.95 of the intervals cover
+    assert covered >= {1: 16, 2: 34}[len(seeds)]
     # control: without the broad reference
     alone = dgm.log_evidence(target, base, dgm.ParallelTempering(broad=False, draws=32), seed=1, **options)
     assert alone.log_z.square().mean().sqrt() > 0.5
