@@ -73,10 +73,10 @@ _SETTINGS = CompilationSettings()
 class Execution:
     """Transitions of one problem, as fast as they can be had.
 
-    A kernel whose step can be captured is compiled once its transitions, and those that the warm-up makes yet, take as
-    long as that takes, both counted in operations: at most twice the time of whoever knew the length of the run before,
-    and what is done depends on the problem, the warm-up and the transitions so far alone. A run has the same draws
-    whether it is asked for at once, extended, or goes on until something is reached.
+    A kernel whose step can be captured is compiled once its transitions, made and to come, take as long as that takes,
+    both counted in operations: what is done depends on the problem, the plan and the transitions so far alone, so that
+    a run that is stopped and goes on has the same draws. One that is extended may have been compiled later than a
+    longer one, or not at all: its draws are then the same up to rounding.
 
     Args:
         problem: what is sampled.
@@ -142,7 +142,7 @@ class Execution:
 
         Args:
             lasting: whether the kernel will keep its form, that is everything but the values of its tensors.
-            ahead: transitions that are sure to come, this one included.
+            ahead: transitions to come, this one included.
             report: called with a line before a compilation.
 
         Raises:
@@ -167,7 +167,7 @@ class Execution:
         """Transitions of a kernel of the main run, as many as are best made at once.
 
         Args:
-            most: at most.
+            most: at most, those of the run that are to come.
             report: as of :meth:`step`.
 
         Returns:
@@ -176,7 +176,7 @@ class Execution:
         Raises:
             ModelError: as :meth:`step`.
         """
-        if not self._decided(kernel, state, 0, report):
+        if not self._decided(kernel, state, most, report):
             state, info = self.step(kernel, state, rng, lasting=True, report=report)
             return state, *tree_map(lambda t: t.unsqueeze(0), (state, info)), 1
         tensors, program = self._program(kernel, state)

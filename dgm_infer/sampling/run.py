@@ -188,7 +188,7 @@ class SamplingRun:
                 self.now.state,
                 self._rng,
                 lasting=self._warm.keeps_form,
-                ahead=self._warm.ahead,
+                ahead=self._warm.ahead + plan.draws * plan.thin,
                 report=bar.note,
             )
             self._make_room(_statistics(info))
