@@ -129,6 +129,7 @@ ORDER = {
         "plan",
         "lower_bounds",
         "tempering",
+        "wide_sample",
         "checks",
         "warnings",
         "refine",

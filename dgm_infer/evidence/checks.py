@@ -1,4 +1,4 @@
-"""Checks after a run: searches for modes that no draw has visited, and a cross-check by parallel tempering."""
+"""Checks after a run: searches for modes that no draw has visited, and cross-checks by other methods."""
 
 import math
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from .estimators import welch
 from .method import Outcome
 from .path import AnnealedPath
 from .tempering.parallel import ParallelTempering
+from .wide_sample import CrossCheck, wide_sample
 
 
 @dataclass(frozen=True)
@@ -240,15 +241,6 @@ def _visited(draws: Tensor, log_weights: Tensor, mode: Tensor, covariance: Tenso
     return (near & (log_weights > -math.inf)).any(0) | (failed != 0)
 
 
-class CrossCheck(NamedTuple):
-    """What another method says, each ``[*batch]``."""
-
-    shift: Tensor
-    """By how much log Z is larger, 0 where that can be chance."""
-    spread: Tensor
-    """What the standard error of the run lacks, by the difference: an error that adds to it in squares."""
-
-
 def cross_check(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> CrossCheck:
     """By how much log Z is larger after a short parallel tempering, for at most a quarter of the run's gradients.
 
@@ -260,7 +252,7 @@ def cross_check(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> C
     from scipy.stats import t
 
     estimate = outcome.estimate
-    nothing = CrossCheck(*[torch.zeros_like(estimate.log_z)] * 2)
+    nothing = CrossCheck.none(estimate.log_z)
     affordable = CROSS.share * path.evaluations * len(outcome.draws)
     for draws, chains in CROSS.sizes:
         method = ParallelTempering(draws=draws, n_steps=CROSS.n_steps, pilot_temperatures=CROSS.pilot)
@@ -294,11 +286,14 @@ def checked(
         compare: whether to cross-check where there are several modes.
     """
     rare = spread = torch.zeros_like(outcome.estimate.log_z)
+    wide = CrossCheck.none(rare)
     try:
         unseen = look_for_unseen(path, outcome, rng)
         if compare and (unseen.found > 1).any():
             second = cross_check(path, outcome, rng)
             rare, spread = (torch.where(unseen.found > 1, each, 0.0) for each in second)
+        wide = wide_sample(path, outcome, rng)
+        spread = torch.maximum(spread, wide.spread)
     except KeyboardInterrupt:
         # the estimates are whole, and are kept; further chunks are not begun
         outcome, unseen = outcome._replace(interrupted=True), Unseen.none(outcome.estimate.log_z)
@@ -311,6 +306,7 @@ def checked(
         "unseen_modes": unseen.modes,
         "unseen_shift": unseen.shift,
         "rare_shift": rare,
+        "wide_shift": wide.shift,
     }
     estimate = outcome.estimate._replace(std_error=error)
     return outcome._replace(estimate=estimate, diagnostics=outcome.diagnostics | found), unseen

@@ -96,7 +96,9 @@ def run_warnings(
         diagnostics.get("effective_chains"),
         least=True,
     )
-    shift, rare = (diagnostics.get(name, torch.zeros_like(std_error)) for name in ("unseen_shift", "rare_shift"))
+    shift, rare, wide = (
+        diagnostics.get(name, torch.zeros_like(std_error)) for name in ("unseen_shift", "rare_shift", "wide_shift")
+    )
     found.look(
         "misleading",
         shift > 0,
@@ -113,6 +115,14 @@ def run_warnings(
         "a short parallel tempering finds log Z larger by about {x:.2g} nats, which std_error now includes; for less, "
         "method=dgm.ParallelTempering(), which takes twelve times the gradients of GibbsTempering",
         rare,
+    )
+    found.look(
+        "misleading",
+        (wide > 0) & (wide > torch.maximum(shift, rare)),
+        "the draws miss mass around them{of}",
+        "independent points from wide densities find log Z larger by about {x:.2g} nats, which std_error now includes; "
+        "for less, use more draws, or a wide base with method=dgm.evidence.ImportanceSampling(100_000)",
+        wide,
     )
     flat = diagnostics.get("plateaus", torch.zeros_like(std_error))
     found.look(

@@ -72,6 +72,11 @@ SECOND: dict[str, tuple[dict[str, Any], str, str]] = {
         "misleading",
         "the draws visit some modes too rarely of problem 1",
     ),
+    "mass around the draws": (
+        {"wide_shift": torch.tensor([0.0, 2.0])},
+        "misleading",
+        "the draws miss mass around them of problem 1",
+    ),
     "restarts": (
         {"restarts": torch.tensor([30.0, 0.5])},
         "misleading",

@@ -1,0 +1,129 @@
+"""An importance sample far around a run's draws: mass that no chain came near, in few dimensions (math 6.14)."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .method import Outcome
+from .path import AnnealedPath
+
+
+@dataclass(frozen=True)
+class WideSampleSettings:
+    """Sizes of the sample, and when it counts."""
+
+    scales: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0, 100.0)
+    """Factors on the standard deviations of the base and of the draws: a normal three times as narrow or as wide as
+    another one still has 6 % of its draws' weight in five dimensions."""
+    dim: int = 10
+    """Dimensions above which none of its points would be where the mass is."""
+    share: float = 0.25
+    """Points for every gradient of the run, whose cost they raise by a twelfth."""
+    most: int = 2**17
+    """Points for every problem, at most."""
+    rows: int = 2**13
+    """Points of all problems that are evaluated at once."""
+    effective: float = 20.0
+    """Effective points below which their error is not known."""
+    false: float = 1e-3
+    """Probability of a shift where there is none, over all problems."""
+    beyond: float = 1.5
+    """Standard errors of the difference above which it widens the error."""
+
+
+SETTINGS = WideSampleSettings()
+
+
+class CrossCheck(NamedTuple):
+    """What another method says, each ``[*batch]``."""
+
+    shift: Tensor
+    """By how much log Z is larger, 0 where that can be chance."""
+    spread: Tensor
+    """What the standard error of the run lacks, by the difference: an error that adds to it in squares."""
+
+    @classmethod
+    def none(cls, like: Tensor) -> "CrossCheck":
+        return cls(torch.zeros_like(like), torch.zeros_like(like))
+
+
+@torch.no_grad()
+def wide_sample(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> CrossCheck:
+    """By how much log Z is larger by importance sampling from normals up to a hundred times as wide.
+
+    Half of them have the moments of the base, half those of the run's draws. ``Z = E[exp(-phi(x))/q(x)]``, with q their
+    mixture in equal parts, whatever chains have seen, so that a larger Z is evidence against the run; a smaller one is
+    not, as a sample may miss mass too. An energy that fails far out leaves the question open.
+    """
+    estimate, base = outcome.estimate, path.base
+    nothing = CrossCheck.none(estimate.log_z)
+    dim, problems = base.dim, max(1, base.batch_shape.numel())
+    n = min(SETTINGS.most, int(SETTINGS.share * path.evaluations * len(outcome.draws))) // (2 * len(SETTINGS.scales))
+    if dim > SETTINGS.dim or n < SETTINGS.effective or not estimate.log_z.isfinite().any() or outcome.interrupted:
+        return nothing
+    try:
+        log_w = _log_weights(path, _components(path, outcome), n, max(1, SETTINGS.rows // problems), rng)
+    except (RuntimeError, ValueError, ArithmeticError):
+        return nothing
+    log_z = log_w.logsumexp(0) - math.log(len(log_w))
+    relative = (log_w - log_z).exp().std(0) / math.sqrt(len(log_w))
+    effective = (2 * log_w.logsumexp(0) - (2 * log_w).logsumexp(0)).exp()
+    claimed, error = estimate.log_z.double(), estimate.std_error.double()
+    variance = relative.square() + error.square()
+    difference = torch.where(effective >= SETTINGS.effective, log_z - claimed, 0.0).clamp_min(0.0).nan_to_num(0.0)
+    quantile = -torch.special.ndtri(torch.tensor(SETTINGS.false / problems, dtype=torch.float64)).item()
+    # of Z itself, whose weights have the error
+    significant = -torch.expm1(-difference) > quantile * variance.sqrt()
+    spread = (difference.square() - SETTINGS.beyond**2 * variance).clamp_min(0.0).nan_to_num(0.0).sqrt()
+    shift = torch.where(significant, difference, 0.0)
+    return CrossCheck(shift.to(estimate.log_z), spread.to(estimate.log_z))
+
+
+class _Normals(NamedTuple):
+    """In whitened coordinates."""
+
+    means: Tensor
+    """``[K, *batch, D]``."""
+    factors: Tensor
+    """Lower triangular, ``[K, *batch, D, D]``."""
+
+
+def _components(path: AnnealedPath, outcome: Outcome) -> _Normals:
+    """The base's moments and those of the draws, each at every scale."""
+    dim, batch = path.base.dim, path.base.batch_shape
+    unit = torch.eye(dim, dtype=torch.float64, device=path.base.mean.device).expand(*batch, dim, dim)
+    mean, factor = torch.zeros_like(unit[..., 0]), unit
+    if outcome.draws.shape[1]:
+        v = path.base.whiten(outcome.draws.flatten(0, 1).to(path.base.mean)).double()
+        weight = outcome.log_weights.flatten(0, 1).double().softmax(0).unsqueeze(-1)
+        own = (weight * v).sum(0)
+        apart = v - own
+        covariance = torch.einsum("n...i,n...j->...ij", weight * apart, apart)
+        root, failed = torch.linalg.cholesky_ex(covariance)
+        there = (failed == 0) & root.isfinite().all(-1).all(-1)
+        mean = torch.where(there.unsqueeze(-1), own, mean)
+        factor = torch.where(there[..., None, None], root, factor)
+    scales = torch.tensor(SETTINGS.scales, dtype=torch.float64, device=mean.device)
+    wide = scales.reshape(-1, *[1] * factor.ndim)
+    means = torch.stack([torch.zeros_like(mean), mean]).repeat_interleave(len(scales), 0)
+    return _Normals(means, torch.cat([wide * unit, wide * factor]))
+
+
+def _log_weights(path: AnnealedPath, normals: _Normals, n: int, rows: int, rng: torch.Generator) -> Tensor:
+    """``-phi - log q`` at n points of every component, ``[K n, *batch]``."""
+    means, factors = normals
+    noise = torch.randn(n, *means.shape, generator=rng, dtype=means.dtype, device=means.device)
+    v = (means + (factors @ noise.unsqueeze(-1)).squeeze(-1)).flatten(0, 1)
+    log_dets = factors.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    densities = torch.full_like(v[..., 0], -math.inf)
+    for mean, factor, log_det in zip(means, factors, log_dets, strict=True):
+        columns = (v - mean).movedim(0, -1)
+        square = torch.linalg.solve_triangular(factor, columns, upper=False).square().sum(-2).movedim(-1, 0)
+        densities = torch.logaddexp(densities, -0.5 * square - log_det)
+    log_q = densities - math.log(len(means)) - 0.5 * v.shape[-1] * math.log(2 * math.pi)
+    x = path.base.unwhiten(v.to(path.base.mean))
+    energy = torch.cat([path.target.energy(part) for part in x.split(rows)]).double()
+    return torch.where(energy.isfinite(), -energy, -math.inf) + path.base.log_det.double() - log_q
