@@ -174,6 +174,16 @@ def test_failures_are_named_from_a_share_on(name, share, severity, words):
     assert not held(x, **{name: failing(share / 20)}).diagnose()
 
 
+def test_trajectories_whose_energy_errs_by_twenty_nats_have_diverged():
+    x, rate = normal(CHAINS, DRAWS, 1), torch.where(failing(0.01), 1e-9, 0.9).double()
+    (found,) = held(x, acceptance_rate=rate).diagnose()
+    assert found.severity == "misleading"
+    assert found.what.startswith("20 transitions of 2000 diverged (1 %)")
+    # controls: rejections as they come, and others where projections fail, which are rejected too
+    assert not held(x, acceptance_rate=rate.clamp_min(1e-8)).diagnose()
+    assert not held(x, acceptance_rate=rate, projection_failed=failing(0.01)).diagnose()
+
+
 def test_zero_density_at_proposals_of_a_random_walk_is_no_fault():
     draws = held(normal(CHAINS, DRAWS, 1), kernel=dgm.kernels.RandomWalk(step_size=0.3), diverging=failing(0.3))
     del draws.stats["n_steps"]
