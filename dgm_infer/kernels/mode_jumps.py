@@ -149,7 +149,8 @@ class Jumps(Settings):
 
     def visited(self, x: Tensor) -> Tensor:
         """Whether each mode is the most probable one of some point of ``x [N, *batch, D]``: ``[M, *batch]``."""
-        index, best = torch.zeros(x.shape[:-1], dtype=torch.int64, device=x.device), x.new_full(x.shape[:-1], -torch.inf)
+        index = torch.zeros(x.shape[:-1], dtype=torch.int64, device=x.device)
+        best = x.new_full(x.shape[:-1], -torch.inf)
         # one mode after the other: of many draws there are many more numbers than of chains
         for m, (centre, inverse, weight) in enumerate(zip(self.centres, self.inverses, self.log_weights, strict=True)):
             white = (inverse @ (x - centre).unsqueeze(-1)).squeeze(-1)

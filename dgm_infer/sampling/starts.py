@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from ..arguments import default_type
+from ..autodiff.capture import operations
 from ..conditioning.abc_kernels import InputPosterior
 from ..conditioning.fibre import Fibre
 from ..conditioning.projection import damped_gauss_newton, solver_tolerance
 from ..conditioning.start_points import search_once, towards
 from ..errors import ArgumentError, EvidenceError
-from ..kernels import Kernel
+from ..kernels import HMC, NUTS, Kernel
 from ..kernels.kernel import FibreKernel
 from ..kernels.mode_jumps import Jumps, ModeJumps, innermost
 from ..references import Gaussian, modes
@@ -26,6 +27,12 @@ class StartSettings:
 
     searches: int = 256
     """Minimisations per round of a search for the modes of a target: a mode that is missed may be missed for good."""
+    searched: int = 64
+    """The same where no jumps are asked for: a mode that is missed is then one that nobody looked for."""
+    operations: int = 300
+    """Of an energy, above which none are looked for unasked: 400 gradients take 2 s by count."""
+    numbers: int = 2**20
+    """The same in the second derivatives of all problems at a mode."""
     nearby: float = 0.1
     """Distance, root mean square over the inputs, up to which given points are moved onto the fibre."""
 
@@ -57,7 +64,8 @@ def starting_points(
             return _near_modes(problem, chains, rng, given)
         if given is None and anneal and isinstance(problem, Posterior):
             return anneal_likelihood(problem, kernel, chains, rng, target_acceptance=target_acceptance, report=report)
-        return Start(problem.start(chains, rng) if given is None else given)
+        start = problem.start(chains, rng) if given is None else given
+        return Start(start, jumps=_known_modes(problem, start) if anneal and isinstance(kernel, HMC | NUTS) else None)
     tolerance, annealing, kernel = solver_tolerance(problem.values.dtype), None, innermost(kernel)
     if isinstance(kernel, FibreKernel):
         tolerance, annealing = kernel.relative_tolerance(problem.values.dtype), kernel.annealing()
@@ -95,6 +103,23 @@ def _near_modes(problem: Target, chains: int, rng: torch.Generator, given: Tenso
     with torch.no_grad():
         inside = problem.energy(position).isfinite().unsqueeze(-1)
     return Start(torch.where(inside, position, centre), jumps=jumps)
+
+
+def _known_modes(problem: Target, start: Tensor) -> Jumps | None:
+    """Jumps between the modes of a target without a prior, which chains may all begin in one of; None where it has
+    one, none were found or looking for them takes long."""
+    size = start[0].numel() * problem.dim
+    if not problem.has_gradient or size > _SETTINGS.numbers:
+        return None
+    try:
+        if operations(problem.energy, start) > _SETTINGS.operations:
+            return None
+        # random numbers of its own: chains of a target with one mode are those without a search
+        found = modes(problem, _SETTINGS.searched, start=Gaussian(torch.zeros_like(start[0]), 1.0), seed=0)
+    except (EvidenceError, RuntimeError, ValueError, ArithmeticError):
+        return None
+    jumps = Jumps.between(found.positions, found.covariances, found.log_masses)
+    return jumps if (jumps.counts > 1).any() else None
 
 
 def _given(problem: Fibre | Target, chains: int, initial: Tensor) -> Tensor:

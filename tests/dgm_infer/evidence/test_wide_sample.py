@@ -69,7 +69,11 @@ def test_control_without_the_sample_nothing_is_said(name, monkeypatch):
 @pytest.mark.filterwarnings("ignore::dgm_infer.diagnosis.DiagnosisWarning")
 @pytest.mark.parametrize(
     ("name", "method"),
-    [*((name, dgm.ParallelTempering(draws=64)) for name in TARGETS), ("concentric", dgm.AIS()), ("concentric", dgm.SMC())],
+    [
+        *((name, dgm.ParallelTempering(draws=64)) for name in TARGETS),
+        ("concentric", dgm.AIS()),
+        ("concentric", dgm.SMC()),
+    ],
     ids=lambda each: each if isinstance(each, str) else type(each).__name__,
 )
 def test_intervals_of_other_methods_hold_what_they_miss(name, method):

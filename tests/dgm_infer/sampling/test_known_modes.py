@@ -1,0 +1,66 @@
+"""A target whose chains may all begin in one of its modes: the default jumps, and other kernels say what they miss."""
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.sampling import starts
+from dgm_infer.sampling.starts import StartSettings
+from tests.oracles import compare
+
+OPTIONS = {"draws": 400, "seed": 1, "progress": False}
+
+
+def two(x):
+    """Half of the mass about 0, half about 8."""
+    return -torch.logaddexp(-0.5 * x.square().sum(-1), -0.5 * (x - 8).square().sum(-1))
+
+
+def one(x):
+    return 0.5 * x.square().sum(-1)
+
+
+def missed(draws):
+    return [each.what for each in draws.diagnose() if "no draw is in modes" in each.what]
+
+
+def test_the_default_jumps_between_modes_and_others_name_those_that_they_miss():
+    draws = dgm.sample(dgm.Target(two, 2), **OPTIONS)
+    far = (draws.inputs.sum(-1) > 8).double().unsqueeze(-1)
+    z, ess = compare(far, torch.tensor([0.5], dtype=torch.float64))
+    assert ess > 200
+    assert z.abs() < 4
+    assert not draws.diagnose()
+    with pytest.warns(UserWarning, match=r"no draw is in modes that hold 50 % .*ModeJumps"):
+        draws = dgm.sample(dgm.Target(two, 2), dgm.NUTS(), **OPTIONS)
+    assert (draws.inputs.sum(-1) < 8).all()
+    assert missed(draws)
+
+
+def test_control_without_the_search_nothing_is_said(monkeypatch):
+    monkeypatch.setattr(starts, "_SETTINGS", StartSettings(operations=0))
+    draws = dgm.sample(dgm.Target(two, 2), **OPTIONS)
+    assert (draws.inputs.sum(-1) < 8).all()
+    assert not draws.diagnose()
+
+
+def test_a_search_leaves_chains_of_one_mode_as_they_are(monkeypatch):
+    draws = dgm.sample(dgm.Target(one, 2), **OPTIONS)
+    assert draws.modes is None
+    monkeypatch.setattr(starts, "_SETTINGS", StartSettings(operations=0))
+    assert torch.equal(draws.inputs, dgm.sample(dgm.Target(one, 2), **OPTIONS).inputs)
+
+
+@pytest.mark.parametrize(
+    "energy",
+    [
+        # a kink everywhere that it has no second derivative, and nothing below
+        lambda x: x.abs().sum(-1),
+        # no mode at all
+        lambda x: -1e-3 * x.sum(-1) + torch.nn.functional.softplus(x).sum(-1),
+    ],
+    ids=["kinks", "open"],
+)
+@pytest.mark.filterwarnings("ignore::dgm_infer.diagnosis.DiagnosisWarning")
+def test_what_has_no_modes_with_curvature_is_sampled_as_before(energy):
+    assert dgm.sample(dgm.Target(energy, 2), **OPTIONS).modes is None
