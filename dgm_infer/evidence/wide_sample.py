@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..autodiff.capture import calls_and_numbers
 from .method import Outcome
 from .path import AnnealedPath
 
@@ -16,14 +17,18 @@ class WideSampleSettings:
     """Sizes of the sample, and when it counts."""
 
     scales: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0, 100.0)
-    """Factors on the standard deviations of the base and of the draws: a normal three times as narrow or as wide as
-    another one still has 6 % of its draws' weight in five dimensions."""
+    """Factors on the standard deviations of the base, of the draws and of a standard normal: of a normal 1.7 times as
+    wide as another one, between two of them, a quarter of the draws are effective in five dimensions."""
     dim: int = 10
     """Dimensions above which none of its points would be where the mass is."""
     share: float = 0.25
     """Points for every gradient of the run, whose cost they raise by a twelfth."""
     most: int = 2**17
     """Points for every problem, at most."""
+    enough: int = 2**16
+    """The same of short runs whose energies cost little: a tenth of a second."""
+    numbers: int = 2**26
+    """What energies of so many points make, in all problems, where they cost little."""
     rows: int = 2**13
     """Points of all problems that are evaluated at once."""
     effective: float = 20.0
@@ -54,17 +59,19 @@ class CrossCheck(NamedTuple):
 def wide_sample(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> CrossCheck:
     """By how much log Z is larger by importance sampling from normals up to a hundred times as wide.
 
-    Half of them have the moments of the base, half those of the run's draws. ``Z = E[exp(-phi(x))/q(x)]``, with q their
+    They have the moments of the base, of the run's draws and of a standard normal, a third each. ``Z = E[exp(-phi(x))/q(x)]``, with q their
     mixture in equal parts, whatever chains have seen, so that a larger Z is evidence against the run; a smaller one is
     not, as a sample may miss mass too. An energy that fails far out leaves the question open.
     """
     estimate, base = outcome.estimate, path.base
     nothing = CrossCheck.none(estimate.log_z)
     dim, problems = base.dim, max(1, base.batch_shape.numel())
-    n = min(SETTINGS.most, int(SETTINGS.share * path.evaluations * len(outcome.draws))) // (2 * len(SETTINGS.scales))
-    if dim > SETTINGS.dim or n < SETTINGS.effective or not estimate.log_z.isfinite().any() or outcome.interrupted:
+    if dim > SETTINGS.dim or not estimate.log_z.isfinite().any() or outcome.interrupted:
         return nothing
     try:
+        n = _points(path, outcome) // (3 * len(SETTINGS.scales))
+        if n < SETTINGS.effective:
+            return nothing
         log_w = _log_weights(path, _components(path, outcome), n, max(1, SETTINGS.rows // problems), rng)
     except (RuntimeError, ValueError, ArithmeticError):
         return nothing
@@ -82,6 +89,13 @@ def wide_sample(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> C
     return CrossCheck(shift.to(estimate.log_z), spread.to(estimate.log_z))
 
 
+def _points(path: AnnealedPath, outcome: Outcome) -> int:
+    """Points of every problem."""
+    _, numbers = calls_and_numbers(path.target.energy, path.base.mean.unsqueeze(0))
+    cheap = min(SETTINGS.enough, SETTINGS.numbers // max(1, numbers))
+    return min(SETTINGS.most, max(cheap, int(SETTINGS.share * path.evaluations * len(outcome.draws))))
+
+
 class _Normals(NamedTuple):
     """In whitened coordinates."""
 
@@ -92,7 +106,7 @@ class _Normals(NamedTuple):
 
 
 def _components(path: AnnealedPath, outcome: Outcome) -> _Normals:
-    """The base's moments and those of the draws, each at every scale."""
+    """The moments of the base, of the draws and, whatever they are, of a standard normal, each at every scale."""
     dim, batch = path.base.dim, path.base.batch_shape
     unit = torch.eye(dim, dtype=torch.float64, device=path.base.mean.device).expand(*batch, dim, dim)
     mean, factor = torch.zeros_like(unit[..., 0]), unit
@@ -106,10 +120,15 @@ def _components(path: AnnealedPath, outcome: Outcome) -> _Normals:
         there = (failed == 0) & root.isfinite().all(-1).all(-1)
         mean = torch.where(there.unsqueeze(-1), own, mean)
         factor = torch.where(there[..., None, None], root, factor)
+    # where that normal is in whitened coordinates
+    axes = unit.movedim(-1, 0).to(path.base.mean)
+    origin = path.base.whiten(torch.zeros_like(axes[:1]))
+    apart = (path.base.whiten(axes) - origin).double()
+    outside = torch.linalg.cholesky(torch.einsum("n...i,n...j->...ij", apart, apart))
     scales = torch.tensor(SETTINGS.scales, dtype=torch.float64, device=mean.device)
     wide = scales.reshape(-1, *[1] * factor.ndim)
-    means = torch.stack([torch.zeros_like(mean), mean]).repeat_interleave(len(scales), 0)
-    return _Normals(means, torch.cat([wide * unit, wide * factor]))
+    means = torch.stack([torch.zeros_like(mean), mean, origin[0].double()]).repeat_interleave(len(scales), 0)
+    return _Normals(means, torch.cat([wide * unit, wide * factor, wide * outside]))
 
 
 def _log_weights(path: AnnealedPath, normals: _Normals, n: int, rows: int, rng: torch.Generator) -> Tensor:

@@ -141,8 +141,10 @@ def begin_chains(
         raise ArgumentError("sample(until=...): looks at all chains together: leave out devices=, executor=, shards=")
     known = None if until is None else known_problem(inputs.problem)
     latents = None if known is None else [name.removeprefix("latent ") for name in known if name.startswith("latent ")]
-    goal = None if until is None else Until.checked("sample", until, latents).to_json()
-    plan = dataclasses.replace(plan, block=MEMORY.block)
+    goal = None if until is None else Until.checked("sample", until, latents)
+    # a time says how long a run is
+    is_limit = goal is not None and not goal.is_time_alone
+    plan = dataclasses.replace(plan, block=MEMORY.block, is_limit=is_limit)
     if keeping.run is None:
         check_disk("sample", Path(tempfile.gettempdir()), inputs.problem, plan)
     elif ranks()[0] == 0:
@@ -152,7 +154,12 @@ def begin_chains(
         keeping,
         inputs.problem,
         {"kernel": inputs.kernel, "initial": inputs.initial},
-        {"plan": dataclasses.asdict(plan), "undecided": inputs.undecided, "until": goal, "stopped_by": None},
+        {
+            "plan": dataclasses.asdict(plan),
+            "undecided": inputs.undecided,
+            "until": goal and goal.to_json(),
+            "stopped_by": None,
+        },
         shards=shards,
         device=device_of(inputs.problem, inputs.initial),
         progress=progress,

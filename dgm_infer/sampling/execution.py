@@ -142,7 +142,7 @@ class Execution:
 
         Args:
             lasting: whether the kernel will keep its form, that is everything but the values of its tensors.
-            ahead: transitions to come, this one included.
+            ahead: transitions that are known to come, this one included.
             report: called with a line before a compilation.
 
         Raises:
@@ -162,13 +162,13 @@ class Execution:
         return state, info
 
     def several(
-        self, kernel: Kernel, state: State, rng: torch.Generator, most: int, report: Report = _nothing
+        self, kernel: Kernel, state: State, rng: torch.Generator, most: int, ahead: int, report: Report = _nothing
     ) -> tuple[State, State, Info, int]:
         """Transitions of a kernel of the main run, as many as are best made at once.
 
         Args:
-            most: at most, those of the run that are to come.
-            report: as of :meth:`step`.
+            most: at most.
+            ahead, report: as of :meth:`step`.
 
         Returns:
             The last state; all of them and their diagnostics, each with a first dimension; and how many there are.
@@ -176,7 +176,7 @@ class Execution:
         Raises:
             ModelError: as :meth:`step`.
         """
-        if not self._decided(kernel, state, most, report):
+        if not self._decided(kernel, state, ahead, report):
             state, info = self.step(kernel, state, rng, lasting=True, report=report)
             return state, *tree_map(lambda t: t.unsqueeze(0), (state, info)), 1
         tensors, program = self._program(kernel, state)

@@ -239,6 +239,8 @@ class RunPlan:
     """Whether the warm-up may end sooner."""
     block: int | None = None
     """Bytes of draws that are held in memory; None for all of them."""
+    is_limit: bool = False
+    """Whether the run ends before so many draws, once it has reached something."""
 
     @classmethod
     def checked(

@@ -188,7 +188,7 @@ class SamplingRun:
                 self.now.state,
                 self._rng,
                 lasting=self._warm.keeps_form,
-                ahead=self._warm.ahead + plan.draws * plan.thin,
+                ahead=self._warm.ahead + (0 if plan.is_limit else plan.draws * plan.thin),
                 report=bar.note,
             )
             self._make_room(_statistics(info))
@@ -210,7 +210,9 @@ class SamplingRun:
         plan = self.plan
         while self.now.transitions < plan.transitions:
             left = plan.transitions - self.now.transitions
-            state, states, infos, n = self._execution.several(self.kernel, self.now.state, self._rng, left, bar.note)
+            state, states, infos, n = self._execution.several(
+                self.kernel, self.now.state, self._rng, left, 0 if plan.is_limit else left, bar.note
+            )
             stayed = self.now.stayed & self._keep(states.position, infos)
             self._move(state, stayed, n)
             bar.update("sampling", _without_ends(infos), n)

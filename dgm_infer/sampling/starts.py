@@ -30,7 +30,7 @@ class StartSettings:
     searched: int = 64
     """The same where no jumps are asked for: a mode that is missed is then one that nobody looked for."""
     operations: int = 300
-    """Of an energy, above which none are looked for unasked: 400 gradients take 2 s by count."""
+    """Operations of an energy above which none are looked for unasked: 400 gradients take 2 s by count."""
     numbers: int = 2**20
     """The same in the second derivatives of all problems at a mode."""
     nearby: float = 0.1
