@@ -59,9 +59,10 @@ class CrossCheck(NamedTuple):
 def wide_sample(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> CrossCheck:
     """By how much log Z is larger by importance sampling from normals up to a hundred times as wide.
 
-    They have the moments of the base, of the run's draws and of a standard normal, a third each. ``Z = E[exp(-phi(x))/q(x)]``, with q their
-    mixture in equal parts, whatever chains have seen, so that a larger Z is evidence against the run; a smaller one is
-    not, as a sample may miss mass too. An energy that fails far out leaves the question open.
+    They have the moments of the base, of the run's draws and of a standard normal, a third each. ``Z =
+    E[exp(-phi(x))/q(x)]``, with q their mixture in equal parts, whatever chains have seen, so that a larger Z is
+    evidence against the run; a smaller one is not, as a sample may miss mass too. An energy that fails far out leaves
+    the question open.
     """
     estimate, base = outcome.estimate, path.base
     nothing = CrossCheck.none(estimate.log_z)
