@@ -162,7 +162,7 @@ class Execution:
         return state, info
 
     def several(
-        self, kernel: Kernel, state: State, rng: torch.Generator, most: int, ahead: int, report: Report = _nothing
+        self, kernel: Kernel, state: State, rng: torch.Generator, most: int, ahead: int = 0, report: Report = _nothing
     ) -> tuple[State, State, Info, int]:
         """Transitions of a kernel of the main run, as many as are best made at once.
 
