@@ -29,6 +29,8 @@ class WideSampleSettings:
     """The same of short runs whose energies cost little: a tenth of a second."""
     numbers: int = 2**26
     """What energies of so many points make, in all problems, where they cost little."""
+    held: int = 2**24
+    """Numbers in the points of all problems: 128 MiB."""
     rows: int = 2**13
     """Points of all problems that are evaluated at once."""
     effective: float = 20.0
@@ -94,7 +96,8 @@ def _points(path: AnnealedPath, outcome: Outcome) -> int:
     """Points of every problem."""
     _, numbers = calls_and_numbers(path.target.energy, path.base.mean.unsqueeze(0))
     cheap = min(SETTINGS.enough, SETTINGS.numbers // max(1, numbers))
-    return min(SETTINGS.most, max(cheap, int(SETTINGS.share * path.evaluations * len(outcome.draws))))
+    most = min(SETTINGS.most, SETTINGS.held // max(1, path.base.mean.numel()))
+    return min(most, max(cheap, int(SETTINGS.share * path.evaluations * len(outcome.draws))))
 
 
 class _Normals(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import default_type
-from ..autodiff.capture import operations
+from ..autodiff.capture import calls_and_numbers
 from ..conditioning.abc_kernels import InputPosterior
 from ..conditioning.fibre import Fibre
 from ..conditioning.projection import damped_gauss_newton, solver_tolerance
@@ -32,7 +32,8 @@ class StartSettings:
     operations: int = 300
     """Operations of an energy above which none are looked for unasked: 400 gradients take 2 s by count."""
     numbers: int = 2**20
-    """The same in the second derivatives of all problems at a mode."""
+    """The same of numbers that energies make where descents start, or that are in second derivatives at a mode, of all
+    problems: a nanosecond each."""
     nearby: float = 0.1
     """Distance, root mean square over the inputs, up to which given points are moved onto the fibre."""
 
@@ -112,7 +113,8 @@ def _known_modes(problem: Target, start: Tensor) -> Jumps | None:
     if not problem.has_gradient or size > _SETTINGS.numbers:
         return None
     try:
-        if operations(problem.energy, start) > _SETTINGS.operations:
+        calls, made = calls_and_numbers(problem.energy, start)
+        if calls > _SETTINGS.operations or made * _SETTINGS.searched > _SETTINGS.numbers * len(start):
             return None
         # random numbers of its own: chains of a target with one mode are those without a search
         found = modes(problem, _SETTINGS.searched, start=Gaussian(torch.zeros_like(start[0]), 1.0), seed=0)
