@@ -29,8 +29,8 @@ class WideSampleSettings:
     """The same of short runs whose energies cost little: a tenth of a second."""
     numbers: int = 2**26
     """What energies of so many points make, in all problems, where they cost little."""
-    held: int = 2**24
-    """Numbers in the points of all problems: 128 MiB."""
+    held: int = 2**23
+    """Numbers in the points of all problems: 64 MiB."""
     rows: int = 2**13
     """Points of all problems that are evaluated at once."""
     effective: float = 20.0
@@ -110,7 +110,7 @@ class _Normals(NamedTuple):
 
 
 def _components(path: AnnealedPath, outcome: Outcome) -> _Normals:
-    """The moments of the base, of the draws and, whatever they are, of a standard normal, each at every scale."""
+    """The moments of the base, of the draws and, whatever they are, of a standard normal."""
     dim, batch = path.base.dim, path.base.batch_shape
     unit = torch.eye(dim, dtype=torch.float64, device=path.base.mean.device).expand(*batch, dim, dim)
     mean, factor = torch.zeros_like(unit[..., 0]), unit
@@ -129,24 +129,26 @@ def _components(path: AnnealedPath, outcome: Outcome) -> _Normals:
     origin = path.base.whiten(torch.zeros_like(axes[:1]))
     apart = (path.base.whiten(axes) - origin).double()
     outside = torch.linalg.cholesky(torch.einsum("n...i,n...j->...ij", apart, apart))
-    scales = torch.tensor(SETTINGS.scales, dtype=torch.float64, device=mean.device)
-    wide = scales.reshape(-1, *[1] * factor.ndim)
-    means = torch.stack([torch.zeros_like(mean), mean, origin[0].double()]).repeat_interleave(len(scales), 0)
-    return _Normals(means, torch.cat([wide * unit, wide * factor, wide * outside]))
+    means = torch.stack([torch.zeros_like(mean), mean, origin[0].double()])
+    return _Normals(means, torch.stack([unit, factor, outside]))
 
 
 def _log_weights(path: AnnealedPath, normals: _Normals, n: int, rows: int, rng: torch.Generator) -> Tensor:
-    """``-phi - log q`` at n points of every component, ``[K n, *batch]``."""
+    """``-phi - log q`` at n points of every normal and scale, ``[K len(scales) n, *batch]``."""
     means, factors = normals
-    noise = torch.randn(n, *means.shape, generator=rng, dtype=means.dtype, device=means.device)
-    v = (means + (factors @ noise.unsqueeze(-1)).squeeze(-1)).flatten(0, 1)
-    log_dets = factors.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    scales = torch.tensor(SETTINGS.scales, dtype=means.dtype, device=means.device)
+    noise = torch.randn(n, len(scales), *means.shape, generator=rng, dtype=means.dtype, device=means.device)
+    noise *= scales.reshape(-1, *[1] * means.ndim)
+    v = (means + (factors @ noise.unsqueeze(-1)).squeeze(-1)).flatten(0, 2)
     densities = torch.full_like(v[..., 0], -math.inf)
-    for mean, factor, log_det in zip(means, factors, log_dets, strict=True):
+    for mean, factor in zip(means, factors, strict=True):
         columns = (v - mean).movedim(0, -1)
         square = torch.linalg.solve_triangular(factor, columns, upper=False).square().sum(-2).movedim(-1, 0)
-        densities = torch.logaddexp(densities, -0.5 * square - log_det)
-    log_q = densities - math.log(len(means)) - 0.5 * v.shape[-1] * math.log(2 * math.pi)
+        log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        for scale in SETTINGS.scales:
+            log_density = -0.5 * square / scale**2 - log_det - v.shape[-1] * math.log(scale)
+            densities = torch.logaddexp(densities, log_density)
+    log_q = densities - math.log(len(means) * len(scales)) - 0.5 * v.shape[-1] * math.log(2 * math.pi)
     x = path.base.unwhiten(v.to(path.base.mean))
     energy = torch.cat([path.target.energy(part) for part in x.split(rows)]).double()
     return torch.where(energy.isfinite(), -energy, -math.inf) + path.base.log_det.double() - log_q
