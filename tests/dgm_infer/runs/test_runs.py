@@ -360,7 +360,9 @@ import sys, dgm_infer as dgm
 from tests.dgm_infer.runs.same import fibre
 if __name__ == "__main__":
     devices = eval(sys.argv[2])
-    dgm.sample(fibre(), dgm.ConstrainedHMC(), chains=4, warmup=30, draws=100000, seed=7, run=sys.argv[1],
+    # a run so long would be compiled at once, and the same up to rounding
+    kernel = dgm.ConstrainedHMC(compile=False)
+    dgm.sample(fibre(), kernel, chains=4, warmup=30, draws=100000, seed=7, run=sys.argv[1],
                checkpoint_every=0.2, progress=False, devices=devices, shards=devices and 2)
 """
 

@@ -177,7 +177,8 @@ def test_control_a_wrong_swap_ratio_is_noticed(monkeypatch):
         return swap_log_ratios(0.5 * betas, differences)
 
     monkeypatch.setattr(replicas_module, "swap_log_ratios", wrong)
-    assert error(SHORT.replace(draws=128))[1] > 5
+    # the method's own error: what is looked for around its draws has another log Z
+    assert error(SHORT.replace(draws=128), coverage=False)[1] > 5
 
 
 def test_the_base_is_fitted_to_what_the_broad_reference_finds():
