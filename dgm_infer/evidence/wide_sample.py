@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..autodiff.capture import calls_and_numbers
+from .estimators import welch
 from .method import Outcome
 from .path import AnnealedPath
 
@@ -66,6 +67,8 @@ def wide_sample(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> C
     evidence against the run; a smaller one is not, as a sample may miss mass too. An energy that fails far out leaves
     the question open.
     """
+    from scipy.stats import t
+
     estimate, base = outcome.estimate, path.base
     nothing = CrossCheck.none(estimate.log_z)
     dim, problems = base.dim, max(1, base.batch_shape.numel())
@@ -82,9 +85,10 @@ def wide_sample(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> C
     relative = (log_w - log_z).exp().std(0) / math.sqrt(len(log_w))
     effective = (2 * log_w.logsumexp(0) - (2 * log_w).logsumexp(0)).exp()
     claimed, error = estimate.log_z.double(), estimate.std_error.double()
-    variance = relative.square() + error.square()
+    variance, dof = welch(torch.stack([relative, error]), (len(log_w) - 1, len(outcome.draws) - 1))
     difference = torch.where(effective >= SETTINGS.effective, log_z - claimed, 0.0).clamp_min(0.0).nan_to_num(0.0)
-    quantile = -torch.special.ndtri(torch.tensor(SETTINGS.false / problems, dtype=torch.float64)).item()
+    # the error of few chains is itself uncertain
+    quantile = torch.as_tensor(t.isf(SETTINGS.false / problems, dof.clamp_min(1.0).cpu().numpy())).to(variance)
     # of Z itself, whose weights have the error
     significant = -torch.expm1(-difference) > quantile * variance.sqrt()
     spread = (difference.square() - SETTINGS.beyond**2 * variance).clamp_min(0.0).nan_to_num(0.0).sqrt()
