@@ -54,8 +54,6 @@ class CrossCheckSettings:
     """Leapfrog steps, fewer than by default, so that one is affordable sooner."""
     false: float = 0.05
     """Probability of a warning where there is nothing to warn of, over all problems."""
-    beyond: float = 1.5
-    """Standard errors of the difference above which it widens the error."""
 
 
 @dataclass(frozen=True)
@@ -272,9 +270,7 @@ def cross_check(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> C
     variance, dof = welch(errors, (chains - 1, len(outcome.draws) - 1))
     quantile = torch.as_tensor(t.isf(CROSS.false / variance.numel(), dof.clamp_min(1.0).cpu().numpy())).to(variance)
     difference = (other.log_z - estimate.log_z).double().clamp_min(0.0).nan_to_num(0.0)
-    spread = (difference.square() - CROSS.beyond**2 * variance).clamp_min(0.0).nan_to_num(0.0).sqrt()
-    shift = torch.where(difference > quantile * variance.sqrt(), difference, 0.0)
-    return CrossCheck(shift.to(estimate.log_z), spread.to(estimate.log_z))
+    return CrossCheck.of(difference, difference, variance, quantile, estimate.log_z)
 
 
 def checked(

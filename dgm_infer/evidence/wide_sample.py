@@ -38,11 +38,11 @@ class WideSampleSettings:
     """Effective points below which their error is not known."""
     false: float = 1e-3
     """Probability of a shift where there is none, over all problems."""
-    beyond: float = 1.5
-    """Standard errors of the difference above which it widens the error."""
 
 
 SETTINGS = WideSampleSettings()
+# Standard errors of a difference above which it widens the error.
+BEYOND = 1.5
 
 
 class CrossCheck(NamedTuple):
@@ -56,6 +56,13 @@ class CrossCheck(NamedTuple):
     @classmethod
     def none(cls, like: Tensor) -> "CrossCheck":
         return cls(torch.zeros_like(like), torch.zeros_like(like))
+
+    @classmethod
+    def of(cls, difference: Tensor, excess: Tensor, variance: Tensor, quantile: Tensor, like: Tensor) -> "CrossCheck":
+        """By how much log Z is larger, at least 0, where ``excess``, of this variance, is beyond a quantile of it."""
+        spread = (difference.square() - BEYOND**2 * variance).clamp_min(0.0).nan_to_num(0.0).sqrt()
+        shift = torch.where(excess > quantile * variance.sqrt(), difference, 0.0)
+        return cls(shift.to(like), spread.to(like))
 
 
 @torch.no_grad()
@@ -90,10 +97,7 @@ def wide_sample(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> C
     # the error of few chains is itself uncertain
     quantile = torch.as_tensor(t.isf(SETTINGS.false / problems, dof.clamp_min(1.0).cpu().numpy())).to(variance)
     # of Z itself, whose weights have the error
-    significant = -torch.expm1(-difference) > quantile * variance.sqrt()
-    spread = (difference.square() - SETTINGS.beyond**2 * variance).clamp_min(0.0).nan_to_num(0.0).sqrt()
-    shift = torch.where(significant, difference, 0.0)
-    return CrossCheck(shift.to(estimate.log_z), spread.to(estimate.log_z))
+    return CrossCheck.of(difference, -torch.expm1(-difference), variance, quantile, estimate.log_z)
 
 
 def _points(path: AnnealedPath, outcome: Outcome) -> int:
