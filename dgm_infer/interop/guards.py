@@ -191,9 +191,12 @@ def _find_structure(model: TracedModel, frozen: TracedModel, u: Tensor, structur
     if n_outputs * dim > CHECKS.jacobian_entries and structure is None:
         model.found = f"dense (a Jacobian of {n_outputs} x {dim} was not searched for units)"
         return
-    pattern = _depends(frozen.observed, u)
+    jacobian = _jacobian(frozen.observed, u)
+    pattern = (jacobian != 0).any(1)
     is_noise = torch.cat([torch.full((draw.size,), not draw.is_prior) for draw in model.draws])
-    split = _find_units(pattern, is_noise)
+    split = _find_units(pattern, is_noise) or _added(frozen, u, _split(pattern, is_noise, dim))
+    if split is None and structure is None:
+        split = _added(frozen, u, _one_unit(jacobian, is_noise))
     if split is None:
         if structure == "independent":
             raise ModelError(f"structure='independent', but the outputs of {model.name} share their noise ({line})")
@@ -204,13 +207,15 @@ def _find_structure(model: TracedModel, frozen: TracedModel, u: Tensor, structur
         flat = [value.to(x.dtype).reshape(len(x), -1) for value in frozen.latents(x).values()]
         return torch.cat([x.new_zeros(len(x), 1), *flat], -1)
 
-    uses = _depends(latents, u).any(0)
+    uses = (_jacobian(latents, u) != 0).any(1).any(0)
     model.latents_are_global = not bool(uses[split.order[split.n_global :]].any())
     model.arrange(model.draws, split)
     n_units = n_outputs // split.outputs
+    each, others = plural(split.inputs, "local input"), plural(split.n_global, "global input")
     model.found = (
-        f"{n_units} independent units of {plural(split.outputs, 'output')} and "
-        f"{plural(split.inputs, 'local input')} each, {plural(split.n_global, 'global input')}"
+        f"{n_units} independent units of {plural(split.outputs, 'output')} and {each} each, {others}"
+        if n_units > 1 or n_outputs == 1
+        else f"noise of {each} that the outputs share is added, {others}"
     )
 
 
@@ -223,23 +228,56 @@ def _find_units(pattern: Tensor, is_noise: Tensor) -> UnitSplit | None:
         pattern: whether an output may depend on an input, ``[N, D]``.
         is_noise: whether an input is not one of the prior, ``[D]``.
     """
-    split = _split(pattern, is_noise)
+    split = _split(pattern, is_noise, len(pattern))
     if split is not None and split.n_global <= CHECKS.few_global:
         return split
-    wider = _split(pattern, torch.ones_like(is_noise))
+    wider = _split(pattern, torch.ones_like(is_noise), len(pattern))
     if split is None or (wider is not None and 2 * wider.n_global <= split.n_global):
         # inputs of the prior alone are not noise that a unit could be solved by
         return wider if is_noise.any() else None
     return split
 
 
-def _split(pattern: Tensor, candidates: Tensor) -> UnitSplit | None:
-    """The cheapest split whose local inputs are among the candidates."""
+def _added(frozen: TracedModel, u: Tensor, split: UnitSplit | None) -> UnitSplit | None:
+    """The split, if its local inputs are normal and added, so that they integrate out; else None.
+
+    Of more global inputs than outputs a Jacobian is cheaper dense, and a split is of no other use.
+    """
+    if split is None:
+        return None
+    local = split.order[split.n_global :]
+    is_normal = torch.cat([torch.full((draw.size,), draw.kind == "normal") for draw in frozen.draws])
+    noise = torch.zeros_like(u).index_copy(1, local, u[:, local])
+    with torch.no_grad():
+        none, once, twice = (frozen.observed(u + (k - 1) * noise) for k in range(3))
+    return None if not is_normal[local].all() or _differ(once - none, twice - once) else split
+
+
+def _one_unit(jacobian: Tensor, is_noise: Tensor) -> UnitSplit | None:
+    """One unit of all the noise, if its derivatives ``[N, n, D]`` are those of fixed numbers, of full rank.
+
+    Others would have to be computed and factorised at every position.
+    """
+    blocks, n_outputs = jacobian[..., is_noise], len(jacobian)
+    if not is_noise.any() or is_noise.all() or n_outputs > min(CHECKS.unit_outputs, blocks.shape[-1]):
+        return None
+    if _differ(blocks, blocks[:, :1]) or torch.linalg.matrix_rank(blocks[:, 0]) < n_outputs:
+        return None
+    order = torch.cat([torch.nonzero(~is_noise).flatten(), torch.nonzero(is_noise).flatten()])
+    return UnitSplit(int((~is_noise).sum()), blocks.shape[-1], n_outputs, order)
+
+
+def _split(pattern: Tensor, candidates: Tensor, most: int) -> UnitSplit | None:
+    """The cheapest split whose local inputs are among the candidates, with at most so many global ones."""
     n_outputs = len(pattern)
     sizes = [m for m in range(1, CHECKS.unit_outputs + 1) if n_outputs % m == 0 and m < max(n_outputs, 2)]
     splits = [split for m in sizes if (split := _units_of(m, pattern, candidates)) is not None]
     # entries per output, which the factorisation squares
-    return min(splits, key=lambda split: split.n_global**2 + split.inputs * split.outputs, default=None)
+    return min(
+        (split for split in splits if split.n_global <= most),
+        key=lambda split: split.n_global**2 + split.inputs * split.outputs,
+        default=None,
+    )
 
 
 def _units_of(size: int, pattern: Tensor, candidates: Tensor) -> UnitSplit | None:
@@ -249,7 +287,7 @@ def _units_of(size: int, pattern: Tensor, candidates: Tensor) -> UnitSplit | Non
     own = candidates & (touched.sum(0) == 1)
     unit = touched.to(torch.int8).argmax(0)
     inputs = int(torch.bincount(unit[own], minlength=n_units).min())
-    if inputs < size or dim - n_units * inputs > n_outputs:
+    if inputs < size:
         return None
     # an equal number each: what a unit has beyond it is global
     local = torch.stack([torch.nonzero(own & (unit == i)).flatten()[-inputs:] for i in range(n_units)]).flatten()
@@ -258,12 +296,10 @@ def _units_of(size: int, pattern: Tensor, candidates: Tensor) -> UnitSplit | Non
     return UnitSplit(int(is_global.sum()), inputs, size, order)
 
 
-def _depends(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
-    """Whether each output has a non-zero derivative with respect to each input at one of the points, ``[N, D]``."""
+def _jacobian(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
+    """Derivatives of every output with respect to every input at all points, ``[N, n, D]``."""
     with torch.no_grad():
-        jacobian = pull_back(function, u)[1]
-    # a derivative that overflows is one
-    return (jacobian != 0).any(1).cpu()
+        return pull_back(function, u)[1].cpu()
 
 
 def _differ(a: Tensor, b: Tensor) -> bool:

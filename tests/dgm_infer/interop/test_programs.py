@@ -209,7 +209,7 @@ def test_soft_and_hard_observations_have_the_same_posterior_density():
     assert soft.input_density.dim == hard.input_density.dim - 4
     rng = torch.Generator().manual_seed(1)
     u = torch.randn(5, 6, generator=rng, dtype=FLOAT)
-    group = soft.latents(u)["group"]
+    group = soft.latents(u[..., soft.order])["group"]
     # in the program's order the noise of y comes last
     full = torch.cat([u, (Y - group) / 0.5], -1)
     difference = log_density(hard, full[..., hard.order]) - log_density(soft, u[..., soft.order])

@@ -27,6 +27,10 @@ def with_loop_and_in_place_writes(z):
     return path
 
 
+def with_multiplied_noise(z):
+    return with_loop_and_in_place_writes(z).exp()
+
+
 def with_network(z, net):
     return net(torch.stack([z, z.square()])) + 0.1 * torch.randn(3)
 
@@ -122,7 +126,9 @@ def test_it_is_the_model_written_by_hand():
 
 
 def test_structure_is_found_stated_and_can_be_overridden():
-    assert "dense (the outputs share" in repr(dgm.from_simulator(with_loop_and_in_place_writes, NORMAL))
+    assert "dense (the outputs share" in repr(dgm.from_simulator(with_multiplied_noise, NORMAL))
+    added = dgm.from_simulator(with_loop_and_in_place_writes, NORMAL)
+    assert "noise of 5 local inputs that the outputs share is added, 1 global input" in repr(added)
     dense = dgm.from_simulator(independent_units, SCALES, 4, structure="dense")
     assert "dense, as asked for" in repr(dense)
     assert dense.structure == "dense"
@@ -176,6 +182,47 @@ def test_many_inputs_of_the_prior_that_belong_to_units_are_local():
     assert many.jacobian_structure.units == (1, 3, 2)
     assert not many.can_omit_local_inputs
     many.jacobian_structure.check(many.double(), many.input_density.sample((4,), dtype=FLOAT))
+
+
+MATRIX = torch.randn(4, 12, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+
+
+def noise_of_its_own():
+    return 0.5 * torch.randn(4, dtype=FLOAT)
+
+
+def shared_noise():
+    return 0.5 * torch.randn(4, dtype=FLOAT).cumsum(0)
+
+
+@pytest.mark.parametrize(("noise", "root"), [(noise_of_its_own, torch.eye(4)), (shared_noise, torch.ones(4, 4).tril())])
+def test_added_noise_integrates_out_also_if_outputs_share_it_or_are_fewer_than_the_latents(noise, root):
+    prior = {"x": td.Normal(torch.zeros(12, dtype=FLOAT), 1.0)}
+    data = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=FLOAT)
+    fibre = dgm.condition(dgm.from_simulator(lambda z: MATRIX @ z["x"] + noise(), prior), data)
+    assert fibre.marginal is not None
+    assert fibre.marginal.dim == 12
+    draws = dgm.sample(fibre, dgm.LiftedHMC(), chains=8, draws=500, seed=1, progress=False)
+    gain = MATRIX.T @ torch.linalg.inv(MATRIX @ MATRIX.T + 0.25 * (root @ root.T).double())
+    covariance = torch.eye(12, dtype=FLOAT) - gain @ MATRIX
+    x = draws.latents["x"].flatten(0, 1)
+    # in posterior standard deviations; 5 Monte Carlo errors of 1000 independent draws
+    off = (x.mean(0) - gain @ data) / covariance.diagonal().sqrt()
+    assert off.abs().max() < 5 / 1000**0.5
+    torch.testing.assert_close(torch.cov(x.T), covariance, rtol=0, atol=0.15)
+
+
+def test_noise_that_is_not_added_or_depends_on_the_latents_stays():
+    prior = {"x": td.Normal(torch.zeros(12, dtype=FLOAT), 1.0)}
+
+    def marginal(simulate):
+        return dgm.condition(dgm.from_simulator(simulate, prior), torch.ones(4, dtype=FLOAT)).marginal
+
+    assert marginal(lambda z: MATRIX @ z["x"] + shared_noise() ** 3) is None
+    assert marginal(lambda z: MATRIX @ z["x"] + noise_of_its_own() ** 3) is None
+    assert marginal(lambda z: MATRIX @ z["x"] + z["x"][0] * shared_noise()) is None
+    # of its own it may be scaled by a latent
+    assert marginal(lambda z: MATRIX @ z["x"] + z["x"][0].exp() * noise_of_its_own()) is not None
 
 
 def test_networks_and_tensors_among_the_arguments_are_parts_of_the_model():
