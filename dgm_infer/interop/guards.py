@@ -194,7 +194,10 @@ def _find_structure(model: TracedModel, frozen: TracedModel, u: Tensor, structur
     jacobian = _jacobian(frozen.observed, u)
     pattern = (jacobian != 0).any(1)
     is_noise = torch.cat([torch.full((draw.size,), not draw.is_prior) for draw in model.draws])
-    split = _find_units(pattern, is_noise) or _added(frozen, u, _split(pattern, is_noise, dim))
+    split = _find_units(pattern, is_noise)
+    if split is None or split.outputs == n_outputs:
+        # a unit of everything tells less than noise that is added
+        split = _added(frozen, u, _split(pattern, is_noise, dim)) or split
     if split is None and structure is None:
         split = _added(frozen, u, _one_unit(jacobian, is_noise))
     if split is None:

@@ -166,7 +166,7 @@ class RidgeSettings:
     """
 
     prior_draws: int = 8
-    """At which the stretch is measured: how much narrower than the prior a posterior is across the ridge."""
+    """At which the stretch is measured: how much narrower a posterior is across the ridge than on average over these."""
     step: float = 5
     """Steps of HMC per step with a Jacobian of no rows, in time."""
     row: float = 2
@@ -196,7 +196,8 @@ def _is_ridge(problem: Fibre, marginal: NoiseMarginal) -> bool:
     """Whether additive noise is narrow, and leaves most directions of the global inputs free.
 
     Where it fixes most of them an adapted metric suffices: a predator-prey series of 104 inputs and 100 values, and
-    digits of 12 latents and 9 pixels, mix no better on the fibre.
+    digits of 12 latents and 9 pixels, mix no better on the fibre. So it does for ridges that are straight: signals of
+    64 increments given 26 values make 4 to 30 times the effective draws a second by :class:`LiftedHMC`.
     """
     rows = problem.values.shape[-1]
     if 2 * rows > marginal.dim:
@@ -206,7 +207,10 @@ def _is_ridge(problem: Fibre, marginal: NoiseMarginal) -> bool:
     # a simulator may overflow at prior draws, which says nothing
     told = precision.isfinite().all(-1).all(-1)
     unit = torch.eye(marginal.dim).to(precision)
-    stretch = torch.linalg.eigvalsh(torch.where(told[..., None, None], precision, unit))[..., -1].sqrt()
+    precision = torch.where(told[..., None, None], precision, unit)
+    # in the coordinates of one metric for all, which makes a straight ridge round
+    root = torch.linalg.cholesky(torch.linalg.inv(precision).mean(0))
+    stretch = torch.linalg.eigvalsh(root.mT @ precision @ root)[..., -1].sqrt()
     return bool(told.any()) and stretch[told].median().item() > _RIDGE.least(rows)
 
 

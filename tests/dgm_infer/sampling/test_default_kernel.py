@@ -1,6 +1,7 @@
 """The default kernel of a fibre with additive noise: the noise is integrated out, unless that leaves a narrow ridge."""
 
 import torch
+from torch import distributions as td
 
 import dgm_infer as dgm
 from dgm_infer.sampling.plan import default_kernel
@@ -26,6 +27,11 @@ def test_noise_is_integrated_out_unless_the_posterior_is_a_narrow_ridge():
     # as many values as inputs leave points, however narrow the noise
     assert isinstance(default_kernel(dgm.condition(dgm.WithNoise(Corner(), 0.002), [0.0, 0.0])), dgm.LiftedHMC)
     assert isinstance(default_kernel(linear_gaussian().problem), dgm.LiftedHMC)
+    # one metric fits a ridge that is straight, however narrow
+    straight = dgm.from_simulator(
+        lambda z: z["x"].sum(-1, keepdim=True) + 0.002 * torch.randn(1), {"x": td.Normal(torch.zeros(6), 1.0)}
+    )
+    assert isinstance(default_kernel(dgm.condition(straight, [0.0])), dgm.LiftedHMC)
     # without additive noise there is nothing to integrate out
     assert isinstance(default_kernel(circle().problem), dgm.ConstrainedHMC)
 
