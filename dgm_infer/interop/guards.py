@@ -244,7 +244,7 @@ def _find_units(pattern: Tensor, is_noise: Tensor) -> UnitSplit | None:
 def _added(frozen: TracedModel, u: Tensor, split: UnitSplit | None) -> UnitSplit | None:
     """The split, if its local inputs are normal and added, so that they integrate out; else None.
 
-    Of more global inputs than outputs a Jacobian is cheaper dense, and a split is of no other use.
+    With more global inputs than outputs a Jacobian is cheaper dense, and a split is of no other use.
     """
     if split is None:
         return None

@@ -48,8 +48,8 @@ def sample(
         kernel: None for :class:`HMC` on a target (of a dense metric for the latents of a decoder,
             :class:`EllipticalSlice` if it has no gradient, :class:`RiemannianHMC` where a Gaussian tolerance is small
             beside the slope of the outputs), and on a fibre
-            :class:`LiftedHMC` if the model's noise is additive and normal, unless it is narrow and leaves half of
-            the other inputs free or more, else :class:`ConstrainedHMC`. Where the start finds several modes,
+            :class:`LiftedHMC` if the model's noise is additive and normal, unless it leaves a narrow, bent ridge,
+            half of the other inputs free or more, else :class:`ConstrainedHMC`. Where the start finds several modes,
             :class:`ModeJumps` of the default kernel. ``Draws.kernel`` has it.
         chains: chains per problem of the batch.
         warmup: iterations that adapt the kernel and are not kept; None for as many as it takes until step sizes,

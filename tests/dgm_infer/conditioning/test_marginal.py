@@ -223,14 +223,28 @@ def test_other_noise_does_not_integrate_out(model):
         dgm.LiftedHMC().check(fibre)
 
 
-def test_noise_without_global_inputs_is_all_there_is():
-    # one output of two latents: everything is local
-    model = dgm.from_simulator(lambda z: z["a"] + 0.5 * z["b"] + 0.5 * torch.randn(1), {"a": NORMAL, "b": NORMAL})
+def three_draws(a, b):
+    return a + 0.5 * b + 0.5 * torch.randn(1)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_one_output_of_three_draws_has_noise_only_where_two_are_latents(known):
+    if known:
+        model = dgm.from_simulator(lambda z: three_draws(z["a"], z["b"]), {"a": NORMAL, "b": NORMAL})
+    else:
+        model = dgm.from_simulator(lambda: three_draws(torch.randn(1), torch.randn(1)), None)
     fibre = dgm.condition(model, [1.5])
-    assert fibre.units is not None
-    assert fibre.units.n_global == 0
-    assert fibre.marginal is None
-    found = dgm.sample(fibre, chains=64, warmup=20, draws=20, seed=1, progress=False).latents["a"]
+    if known:
+        assert fibre.marginal is not None
+        assert fibre.marginal.dim == 2
+    else:
+        # everything is local
+        assert fibre.units is not None
+        assert fibre.units.n_global == 0
+        assert fibre.marginal is None
+    draws = dgm.sample(fibre, chains=64, warmup=20, draws=20, seed=1, progress=False)
+    assert draws.inputs is not None
+    found = draws.inputs[..., 0]
     # a | y is normal with mean y / 1.5 and variance 1/3
     means = found.mean(1)
     assert abs(means.mean() - 1) < 5 * means.std() / 8
