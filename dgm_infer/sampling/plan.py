@@ -166,7 +166,7 @@ class RidgeSettings:
     """
 
     prior_draws: int = 8
-    """At which the stretch is measured: how much narrower a posterior is across the ridge than on average over these."""
+    """At which the stretch is measured: how much narrower a posterior is across the ridge than on their average."""
     step: float = 5
     """Steps of HMC per step with a Jacobian of no rows, in time."""
     row: float = 2
