@@ -248,12 +248,15 @@ def _added(frozen: TracedModel, u: Tensor, split: UnitSplit | None) -> UnitSplit
     """
     if split is None:
         return None
-    local = split.order[split.n_global :]
+    local = torch.zeros(u.shape[-1], dtype=torch.bool).index_fill(0, split.order[split.n_global :], True)
     is_normal = torch.cat([torch.full((draw.size,), draw.kind == "normal") for draw in frozen.draws])
-    noise = torch.zeros_like(u).index_copy(1, local, u[:, local])
+    if (local & ~is_normal).any():
+        return None
+    noise = u * local.to(u)
     with torch.no_grad():
-        none, once, twice = (frozen.observed(u + (k - 1) * noise) for k in range(3))
-    return None if not is_normal[local].all() or _differ(once - none, twice - once) else split
+        outputs = torch.stack([frozen.observed(u + (k - 1) * noise) for k in range(3)])
+    added = outputs.isfinite().all() and not _differ(outputs[1] - outputs[0], outputs[2] - outputs[1])
+    return split if added else None
 
 
 def _one_unit(jacobian: Tensor, is_noise: Tensor) -> UnitSplit | None:
@@ -264,7 +267,9 @@ def _one_unit(jacobian: Tensor, is_noise: Tensor) -> UnitSplit | None:
     blocks, n_outputs = jacobian[..., is_noise], len(jacobian)
     if not is_noise.any() or is_noise.all() or n_outputs > min(CHECKS.unit_outputs, blocks.shape[-1]):
         return None
-    if _differ(blocks, blocks[:, :1]) or torch.linalg.matrix_rank(blocks[:, 0]) < n_outputs:
+    if not blocks.isfinite().all() or _differ(blocks, blocks[:, :1]):
+        return None
+    if torch.linalg.matrix_rank(blocks[:, 0]) < n_outputs:
         return None
     order = torch.cat([torch.nonzero(~is_noise).flatten(), torch.nonzero(is_noise).flatten()])
     return UnitSplit(int((~is_noise).sum()), blocks.shape[-1], n_outputs, order)

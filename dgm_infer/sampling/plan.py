@@ -203,14 +203,17 @@ def _is_ridge(problem: Fibre, marginal: NoiseMarginal) -> bool:
     if 2 * rows > marginal.dim:
         return False
     u1 = marginal.initial_draws(_RIDGE.prior_draws, torch.Generator(problem.values.device).manual_seed(0))
-    precision = marginal.precision(u1)
+    precision = marginal.precision(u1).double()
     # a simulator may overflow at prior draws, which says nothing
     told = precision.isfinite().all(-1).all(-1)
-    unit = torch.eye(marginal.dim).to(precision)
-    precision = torch.where(told[..., None, None], precision, unit)
-    # in the coordinates of one metric for all, which makes a straight ridge round
-    root = torch.linalg.cholesky(torch.linalg.inv(precision).mean(0))
-    stretch = torch.linalg.eigvalsh(root.mT @ precision @ root)[..., -1].sqrt()
+    usable = told[..., None, None]
+    precision = torch.where(usable, precision, torch.eye(marginal.dim).to(precision))
+    # in the coordinates of one metric for all, which makes a straight ridge round; rounding would stop Cholesky
+    values, axes = torch.linalg.eigh(precision)
+    covariance = (axes / values.clamp_min(1.0).unsqueeze(-2)) @ axes.mT
+    values, axes = torch.linalg.eigh((covariance * usable).sum(0) / usable.sum(0).clamp_min(1))
+    root = axes * values.clamp_min(0.0).sqrt().unsqueeze(-2)
+    stretch = torch.linalg.eigvalsh(root.mT @ precision @ root)[..., -1].clamp_min(0.0).sqrt()
     return bool(told.any()) and stretch[told].median().item() > _RIDGE.least(rows)
 
 

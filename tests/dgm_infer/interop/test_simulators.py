@@ -212,6 +212,12 @@ def test_added_noise_integrates_out_also_if_outputs_share_it_or_are_fewer_than_t
     torch.testing.assert_close(torch.cov(x.T), covariance, rtol=0, atol=0.15)
 
 
+@pytest.mark.filterwarnings("ignore:SimulatorModel|.*finite outputs")
+def test_shared_noise_whose_derivatives_overflow_stays():
+    model = dgm.from_simulator(lambda z: (1e4 + z["x"] + shared_noise()).exp(), {"x": NORMAL})
+    assert "dense" in repr(model)
+
+
 def test_noise_that_is_not_added_or_depends_on_the_latents_stays():
     prior = {"x": td.Normal(torch.zeros(12, dtype=FLOAT), 1.0)}
 

@@ -24,6 +24,11 @@ class Corner(dgm.GenerativeModel):
 def test_noise_is_integrated_out_unless_the_posterior_is_a_narrow_ridge():
     assert isinstance(default_kernel(curve(1.0)), dgm.LiftedHMC)
     assert isinstance(default_kernel(curve(0.002)), dgm.ConstrainedHMC)
+    # where rounding leaves no inverse of the precision
+    for sd in (1e-9, 1e-5):
+        assert isinstance(default_kernel(curve(sd)), dgm.ConstrainedHMC)
+        fibre = dgm.condition(dgm.WithNoise(Wave(), sd), [0.0], dtype=torch.float32)
+        assert isinstance(default_kernel(fibre), dgm.ConstrainedHMC)
     # as many values as inputs leave points, however narrow the noise
     assert isinstance(default_kernel(dgm.condition(dgm.WithNoise(Corner(), 0.002), [0.0, 0.0])), dgm.LiftedHMC)
     assert isinstance(default_kernel(linear_gaussian().problem), dgm.LiftedHMC)
