@@ -107,7 +107,12 @@ def allocate_chains(
     index = places(pool[..., 0])
     is_point = index < n
     evaluated = evaluated or evaluation(posterior, pool, 2 * _SETTINGS.iterations)
-    ends = [_descended(posterior, part, evaluated) for part in (position, pool[n:]) if len(part)]
+    ends = [_descended(posterior, position, evaluated)]
+    if not ends[0][-1].any():
+        # nor would descents of prior draws converge, which begin further away
+        return Allocation(own)
+    if searches:
+        ends.append(_descended(posterior, pool[n:], evaluated))
     minimum, reached, converged = (torch.cat(part) for part in zip(*ends, strict=True))
     # the lowest first, which then stand for their modes
     energy, order = torch.where(converged, reached, torch.inf).sort(0)

@@ -99,6 +99,25 @@ def test_where_descents_do_not_end_or_take_long_every_chain_keeps_its_own(monkey
     assert not moved(problem, few)
 
 
+def test_where_no_descent_of_a_point_converges_none_begins_at_a_prior_draw(monkeypatch):
+    begun, real = [], allocation._descended
+
+    def slow(posterior, x, evaluated):
+        begun.append(len(x))
+        position, energy, converged = real(posterior, x, evaluated)
+        return position, energy, converged & (len(begun) > 2)
+
+    monkeypatch.setattr(allocation, "_descended", slow)
+    u1 = points(8, 8)
+    found = allocate_chains(folded(1.0).marginal, u1, 8, rng())
+    assert begun == [16]
+    assert found.chosen.tolist() == list(range(8))
+    assert found.jumps is None
+    begun.extend([0, 0])
+    assert allocate_chains(folded(1.0).marginal, u1, 8, rng()).jumps is not None
+    assert begun[3:] == [16, 64]
+
+
 def test_descents_that_take_longer_hold_no_mode_back_and_no_chain_that_has_stranded(monkeypatch):
     """A point whose descent has not ended: near the others, all keep their own; far above, chains leave it."""
     like, real = points(0, 64) - 2.25, allocation._descended
