@@ -216,10 +216,10 @@ PROBLEMS: dict[str, Problem] = {
     ),
     "squares": Problem("sampling", "four squares with noise, sixteen modes", _sampled(squares)),
     "latent flow": Problem(
-        "sampling", "half of an MNIST digit, a flow of 16 latents", _sampled(_half("mnist_latent_flow", 1))
+        "sampling", "half of an MNIST digit, a flow of latents", _sampled(_half("mnist_latent_flow", 1))
     ),
     "garment": Problem(
-        "sampling", "half of a garment, a flow of 16 latents", _sampled(_half("fashion_latent_flow", 1))
+        "sampling", "half of a garment, a flow of latents", _sampled(_half("fashion_latent_flow", 1))
     ),
     "binary": Problem("sampling", "halves of four digits of 0 and 1, an IWAE", _sampled(_half("digits_iwae", 4))),
     "roots": Problem(

@@ -211,7 +211,7 @@ def test_the_shipped_flow_is_nearer_to_the_latents_of_images_than_the_prior_of_i
 
 
 def _mixed(**options) -> float:
-    """Largest R-hat of half a digit of 784 pixels under the shipped flow of 16 latents.
+    """Largest R-hat of half a digit of 784 pixels under the shipped flow of 24 latents.
 
     Of 8 x 240 draws: of 60 it is 1.02 to 1.06 over seeds of chains that mix.
     """
@@ -231,8 +231,8 @@ def test_half_a_digit_under_the_latent_flow_is_sampled_without_settings():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_control_chains_from_prior_draws_do_not_mix_there():
-    start = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
-    assert _mixed(kernel=dgm.HMC(n_steps=8), initial=start, warmup=80) > 1.2
+    start = torch.randn(8, 24, generator=torch.Generator().manual_seed(0))
+    assert _mixed(kernel=dgm.HMC(n_steps=2), initial=start, warmup=80) > 1.2
 
 
 def test_the_shipped_flow_in_pixels_is_nearer_to_digits_than_a_vae():
