@@ -75,11 +75,11 @@ def allocate_chains(
     """The point that each chain starts from, so that modes hold chains in proportion to their Laplace masses.
 
     The energy is minimised from every point and, if at least half of these descents converge, from up to 256 draws of
-    the prior, which may lead to modes without a point. Minima within a third of a standard deviation are one mode, whose mass its points share evenly, and the
-    chains are a systematic sample of the points; in modes of fewer than four points some start at draws of the normal
-    approximation. Every chain keeps its own point where masses are not reliable: descents of points that may lead to
-    modes of mass do not converge, or descents end at kinks or along ridges, second derivatives are missing or take
-    long.
+    the prior, which may lead to modes without a point. Minima within a third of a standard deviation are one mode,
+    whose mass its points share evenly, and the chains are a systematic sample of the points; in modes of fewer than
+    four points some start at draws of the normal approximation. Every chain keeps its own point where masses are not
+    reliable: descents of points that may lead to modes of mass do not converge, or descents end at kinks or along
+    ridges, second derivatives are missing or take long.
 
     Args:
         posterior: what the positions are of.
