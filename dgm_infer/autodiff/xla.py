@@ -187,9 +187,9 @@ def _place(jax: Any, device: torch.device) -> Any:
     return own[device.index]
 
 
-# By platform. Sums are not shared among threads or raced for, on whose order their bits would depend. A GPU gets loops
-# as CUDA graphs: it decides itself whether they go on, and does not wait for the host at every turn. Less optimised code
-# of a CPU takes 15 to 30 % less time to compile, and none more to run.
+# By platform. Sums are not shared among threads or raced for, on whose order their bits would depend. A GPU gets
+# loops as CUDA graphs: it decides itself whether they go on, and does not wait for the host at every turn. Less
+# optimised code of a CPU takes 15 to 30 % less time to compile, and none more to run.
 _KINDS = "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"
 _RECORDED = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
 _OPTIONS: dict[str, dict[str, Any]] = {
