@@ -29,9 +29,11 @@ class AllocationSettings:
     """The same for every point: there are fewer points where a gradient takes long."""
     iterations: int = 100
     """Gradients of a descent, at most."""
+    few: int = 8
+    """Descents from prior draws that are made first."""
     converging: float = 0.5
-    """Share of the points' descents that converge, below which none are made from prior draws, which begin further
-    away: all of them or hardly any did of seven generators' posteriors, and none of 64 from the prior then."""
+    """Share of descents that converge, of points or of these few, below which no further ones are made: all of them or
+    hardly any do, of seven generators' posteriors."""
     share: float = 1e-3
     """Share of the mass of all modes below which a mode needs no chain."""
     within: float = 30.0
@@ -74,11 +76,11 @@ def allocate_chains(
 ) -> Allocation:
     """The point that each chain starts from, so that modes hold chains in proportion to their Laplace masses.
 
-    The energy is minimised from every point and, if at least half of these descents converge, from up to 256 draws of
-    the prior, which may lead to modes without a point. Minima within a third of a standard deviation are one mode,
-    whose mass its points share evenly, and the chains are a systematic sample of the points; in modes of fewer than
-    four points some start at draws of the normal approximation. Every chain keeps its own point where masses are not
-    reliable: descents of points that may lead to modes of mass do not converge, or descents end at kinks or along
+    The energy is minimised from every point and, as long as at least half of the descents converge, from up to 256
+    draws of the prior, which may lead to modes without a point. Minima within a third of a standard deviation are one
+    mode, whose mass its points share evenly, and the chains are a systematic sample of the points; in modes of fewer
+    than four points some start at draws of the normal approximation. Every chain keeps its own point where masses are
+    not reliable: descents of points that may lead to modes of mass do not converge, or descents end at kinks or along
     ridges, second derivatives are missing or take long.
 
     Args:
@@ -108,11 +110,11 @@ def allocate_chains(
     searches = min(_SETTINGS.searches, _SETTINGS.per_point * n, max(0, left))
     pool = torch.cat([position, posterior.initial_draws(searches, rng)])
     evaluated = evaluated or evaluation(posterior, pool, 2 * _SETTINGS.iterations)
-    ends = [_descended(posterior, position, evaluated)]
-    if ends[0][-1].double().mean() < _SETTINGS.converging:
-        pool = position
-    elif searches:
-        ends.append(_descended(posterior, pool[n:], evaluated))
+    ends: list[tuple[Tensor, ...]] = []
+    for part in pool.split([n, min(_SETTINGS.few, searches), searches - min(_SETTINGS.few, searches)]):
+        if len(part) and (not ends or ends[-1][-1].double().mean() >= _SETTINGS.converging):
+            ends.append(_descended(posterior, part, evaluated))
+    pool = pool[: sum(len(part[0]) for part in ends)]
     index = places(pool[..., 0])
     is_point = index < n
     minimum, reached, converged = (torch.cat(part) for part in zip(*ends, strict=True))
