@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from dgm_infer.arguments import random_seed
 from dgm_infer.errors import CheckpointError
 
 from .modules import NetworkGenerator
@@ -55,7 +56,8 @@ class FaceImages:
     """
 
     def __init__(self, smooth: float | None = 10.0, seed: int = 5):
-        self.generator, self.seed = FaceGAN(smooth), seed
+        self.seed = random_seed("FaceImages", seed)
+        self.generator = FaceGAN(smooth)
 
     def held_out(self, n: int | None = None) -> Tensor:
         """The first ``n`` images, ``[n, 3, 64, 64]``; None for two."""
