@@ -110,14 +110,14 @@ def allocate_chains(
     searches = min(_SETTINGS.searches, _SETTINGS.per_point * n, max(0, left))
     pool = torch.cat([position, posterior.initial_draws(searches, rng)])
     evaluated = evaluated or evaluation(posterior, pool, 2 * _SETTINGS.iterations)
-    ends: list[tuple[Tensor, ...]] = []
+    descents: list[tuple[Tensor, ...]] = []
     for part in pool.split([n, min(_SETTINGS.few, searches), searches - min(_SETTINGS.few, searches)]):
-        if len(part) and (not ends or ends[-1][-1].double().mean() >= _SETTINGS.converging):
-            ends.append(_descended(posterior, part, evaluated))
-    pool = pool[: sum(len(part[0]) for part in ends)]
+        if len(part) and (not descents or descents[-1][-1].double().mean() >= _SETTINGS.converging):
+            descents.append(_descended(posterior, part, evaluated))
+    pool = pool[: sum(len(minima) for minima, *_ in descents)]
     index = places(pool[..., 0])
     is_point = index < n
-    minimum, reached, converged = (torch.cat(part) for part in zip(*ends, strict=True))
+    minimum, reached, converged = (torch.cat(part) for part in zip(*descents, strict=True))
     # the lowest first, which then stand for their modes
     energy, order = torch.where(converged, reached, torch.inf).sort(0)
     x = minimum.gather(0, order.unsqueeze(-1).expand_as(pool))
