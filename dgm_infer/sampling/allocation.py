@@ -30,10 +30,10 @@ class AllocationSettings:
     iterations: int = 100
     """Gradients of a descent, at most."""
     few: int = 8
-    """Descents from prior draws that are made first."""
+    """Descents from prior draws of a problem that are made first: enough to tell nearly all from hardly any."""
     converging: float = 0.5
-    """Share of descents that converge, of points or of these few, below which no further ones are made: all of them or
-    hardly any do, of seven generators' posteriors."""
+    """Share of descents that converge, of points or of these few, below which no further ones are made: of seven
+    generators' posteriors it was above three quarters or below a tenth."""
     share: float = 1e-3
     """Share of the mass of all modes below which a mode needs no chain."""
     within: float = 30.0
