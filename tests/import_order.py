@@ -144,10 +144,8 @@ ORDER = {
     "dgm_infer.evidence.tempering": [
         "tempering",
         "temperatures",
-        "gibbs",
         "continuous",
         "simulated",
-        "path_sampling",
         "legs",
         "replicas",
         "parallel",

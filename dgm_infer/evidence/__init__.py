@@ -11,10 +11,8 @@ from .method import Method
 from .rates import RateDistortion, rate_distortion
 from .result import Comparison, Evidence, Expectation, compare
 from .smc import SMC
-from .tempering.continuous import ContinuousTempering
-from .tempering.gibbs import GibbsTempering
+from .tempering.continuous import ContinuousTempering, GibbsTempering, PathSampling
 from .tempering.parallel import ParallelTempering
-from .tempering.path_sampling import PathSampling
 from .tempering.simulated import ImportanceTempering, SimulatedTempering
 
 __all__ = [

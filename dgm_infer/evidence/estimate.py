@@ -21,7 +21,7 @@ from .path import AnnealedPath
 from .refine import run_and_refine
 from .result import Evidence
 from .run import EvidenceRun, Job, RunOptions, carried_out, kept_as, started
-from .tempering.gibbs import GibbsTempering
+from .tempering.continuous import GibbsTempering
 from .tempering.parallel import ParallelTempering
 
 

@@ -1,4 +1,4 @@
-"""Continuous tempering (Graham and Storkey 2017; T 5): Hamiltonian moves of x and its temperature together."""
+"""Continuous tempering (Graham and Storkey 2017; T 5), by Gibbs steps or joint moves; path sampling on its states."""
 
 import math
 from dataclasses import dataclass
@@ -8,14 +8,78 @@ import torch
 from torch import Tensor
 
 from ...arguments import choice, fraction, positive, whole_number
-from ...errors import ArgumentError
+from ...arguments.values import shown
+from ...errors import ArgumentError, EvidenceError
 from ...kernels.integrators import PhasePoint, leapfrog
 from ...kernels.nuts import deepest, grow
+from ...progress import Progress
 from ...sampling.adaptation import DualAveraging
+from ...settings import Settings
+from ..estimators import Estimate, known_where, log_ratios, log_weights_at_ends
+from ..method import EstimateStatus, Outcome
 from ..path import AnnealedPath, PathPoint
 from ..plan import TUNED, StepSizes
-from .temperatures import Control, Plateaus, Sigmoid, Warped, draw_beta
-from .tempering import TemperedChain, TemperedState, Tempering
+from .temperatures import Control, Ladder, Plateaus, Sigmoid, Warped, draw_beta
+from .tempering import Record, TemperedChain, TemperedState, Tempering
+
+
+@dataclass(frozen=True, eq=False)
+class GibbsTempering(Tempering):
+    """Continuous tempering that alternates a Hamiltonian move of x at beta with an exact draw of beta given x.
+
+    ``p(x, beta) ~ exp(-beta (phi + log zeta) - (1 - beta) psi)``; ``log Z = log zeta + log sum w1 - log sum w0`` over
+    all draws of all chains, with ``w1 = p(beta = 1 | x)`` and ``w0 = p(beta = 0 | x)``: consistent.
+
+    Args:
+        draws: states kept per chain.
+        warmup: states discarded before them.
+        n_steps: leapfrog steps per state.
+        step_size: largest step in whitened coordinates, a number or ``[*batch]``; None adapts it per temperature and
+            problem on a pilot.
+        log_zeta: guess of log Z, a number or ``[*batch]``; ``"pilot"`` takes the pilot's estimate, ``"importance"``
+            that of 100 draws of the base; None takes the base's own guess if it has one, else ``"pilot"``. A poor
+            guess costs draws at one end of the temperatures, not correctness.
+        thin: states per draw of x in the result; the estimates use all states.
+        target_acceptance: mean acceptance probability that step sizes are adapted to.
+        pilot_temperatures: temperatures of the annealing run that tunes step sizes and starts the chains, spread over
+            all of them.
+        schedule: density of the temperatures: ``"linear"``, uniform on [0, 1], or ``"barrier"``, at equal distances
+            along the communication barrier that the pilot measures (math 6.19).
+    """
+
+    schedule: Literal["linear", "barrier"] = "linear"
+
+    def __post_init__(self):
+        super().__post_init__()
+        choice("GibbsTempering", "schedule", self.schedule, ("linear", TUNED))
+
+    def _chain(self, path, pilot, log_zeta, point, rng):
+        ladder = Warped(pilot, log_zeta) if self.schedule == TUNED else Sigmoid(log_zeta)
+        return LadderChain(path, pilot.step_sizes, ladder, point, rng, self.n_steps)
+
+
+class LadderChain(TemperedChain):
+    """Chains that alternate a Hamiltonian move of x with an exact draw of its temperature."""
+
+    def __init__(
+        self,
+        path: AnnealedPath,
+        step_sizes: StepSizes,
+        ladder: Ladder,
+        point: PathPoint,
+        rng: torch.Generator,
+        n_steps: int,
+    ):
+        self.path, self.step_sizes, self.ladder, self.rng, self.n_steps = path, step_sizes, ladder, rng, n_steps
+        self.point, self.log_prior = point, ladder.log_prior
+        self.beta = ladder.draw(path.difference(point), rng).beta
+
+    def step(self) -> TemperedState:
+        step_size = self.step_sizes.at(self.beta)
+        self.point, acceptance = self.path.move(self.point, self.beta, step_size, self.n_steps, self.rng)
+        rung = self.ladder.draw(self.path.difference(self.point), self.rng)
+        self.beta = rung.beta
+        return TemperedState(self.point, rung.beta, acceptance, (rung.log_p1, rung.log_p0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +103,6 @@ class ContinuousTempering(Tempering):
         schedule: density of the temperatures, as in :class:`GibbsTempering`.
     """
 
-    continuous = True
     mass: float = 1.0
     nuts: int | None = None
     plateau: float | None = None
@@ -159,3 +222,80 @@ class _JointTrees(_JointChain):
         tree = grow(start, self._evaluate, self.step_size.expand(self.t.shape), depth, self.rng)
         self._go_to(tree.draw)
         return self._state(tree.acceptance)
+
+
+@dataclass(frozen=True, eq=False)
+class PathSampling(Settings):
+    """``log Z = -integral of E_beta[phi - psi] d beta`` over [0, 1], from the states of chains in parts of it.
+
+    In a part ``[a, a + h]`` the temperature given x is exponential with rate Delta(x), truncated to the part; averaged
+    over it, the integral over the part is ``log sum p(a + h | x) - log sum p(a | x)`` over the states in the part,
+    without quadrature error: consistent for any number of parts. One part gives the estimate of tempering; with many,
+    each term is ``-h`` times the mean of Delta. Every part uses only its own states, so that the error reveals poorly
+    visited parts; it is infinite where no chain was in one. Among the diagnostics, ``mean_difference`` is the mean of
+    ``phi - psi`` per part, the integrand, and ``tempering_log_z`` the estimate from the same chains with one part.
+
+    Args:
+        tempering: method that runs the chains; None for ``GibbsTempering()``.
+        parts: number of equal parts of [0, 1].
+    """
+
+    tempering: GibbsTempering | ContinuousTempering | None = None
+    parts: int = 10
+
+    def __post_init__(self):
+        whole_number("PathSampling", "parts", self.parts)
+        if not isinstance(self.tempering, GibbsTempering | ContinuousTempering | None):
+            raise ArgumentError(
+                f"PathSampling(tempering={shown(self.tempering)}): must be a GibbsTempering or a ContinuousTempering, "
+                "whose temperatures are continuous, or None"
+            )
+        if self.tempering is not None:
+            for field, plain in (("plateau", None), ("schedule", "linear")):
+                value = getattr(self.tempering, field, plain)
+                if value != plain:
+                    raise ArgumentError(
+                        f"PathSampling(tempering={type(self.tempering).__name__}({field}={value!r})): its temperatures "
+                        f"are not uniform; leave {field} out"
+                    )
+
+    @property
+    def status(self) -> EstimateStatus:
+        return "consistent"
+
+    def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
+        tempering = GibbsTempering() if self.tempering is None else self.tempering
+        record, spent = tempering.recorded(path, chains, rng, progress)
+        outcome = record.outcome(spent)
+        estimate, means = _integral(record, self.parts)
+        estimate = known_where(means.isfinite().all(0), estimate, outcome.estimate)
+        diagnostics = outcome.diagnostics | {
+            "mean_difference": means,
+            "tempering_log_z": outcome.estimate.log_z,
+        }
+        return outcome._replace(estimate=estimate, diagnostics=diagnostics)
+
+
+def _integral(record: Record, parts: int) -> tuple[Estimate, Tensor]:
+    """The estimate, and the mean of ``phi - psi`` in every part, ``[parts, *batch]``, NaN where no chain was in it.
+
+    Raises:
+        EvidenceError: in every problem some part was not visited.
+    """
+    delta = record.log_w0 - record.log_w1
+    w1, w0 = log_weights_at_ends(delta / parts)
+    part = (record.beta * parts).long().clamp_max(parts - 1)
+    numerators, denominators, means = [], [], []
+    for b in range(parts):
+        inside = part == b
+        count = inside.sum((0, 1))
+        if (count == 0).all():
+            raise EvidenceError(
+                f"PathSampling(parts={parts}): no chain visited temperatures between {b / parts:g} and "
+                f"{(b + 1) / parts:g}; use fewer parts, more draws or a better log_zeta"
+            )
+        numerators.append(torch.where(inside, w1, -torch.inf).logsumexp(1))
+        denominators.append(torch.where(inside, w0, -torch.inf).logsumexp(1))
+        means.append(torch.where(inside, delta, 0.0).sum((0, 1)) / count - record.log_zeta)
+    estimate = log_ratios(torch.stack(numerators, 1), torch.stack(denominators, 1))
+    return estimate._replace(log_z=record.log_zeta + estimate.log_z), torch.stack(means)

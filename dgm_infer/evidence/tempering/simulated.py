@@ -17,7 +17,7 @@ from ..estimators import known_where, log_ratio
 from ..method import EstimateStatus, Outcome
 from ..path import AnnealedPath
 from ..plan import TUNED, Pilot, check_temperatures, interpolated, values_of
-from .gibbs import LadderChain
+from .continuous import LadderChain
 from .temperatures import Ladder, ListedLadder
 from .tempering import Tempering
 

@@ -151,9 +151,6 @@ _NO_DENSITY = (
 class Tempering(Piloted):
     """Base of the tempering methods: a pilot, a warm-up, and estimates from every state of the chains."""
 
-    continuous = False
-    """Whether its temperatures are, as path sampling needs."""
-
     draws: int = 400
     warmup: int = 100
     log_zeta: str | float | Tensor | None = None

@@ -9,7 +9,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.evidence import lower_bounds
 from dgm_infer.evidence.path import AnnealedPath
-from dgm_infer.evidence.tempering.gibbs import LadderChain
+from dgm_infer.evidence.tempering.continuous import LadderChain
 from tests.findings import honest
 from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
 from tests.oracles import FLOAT

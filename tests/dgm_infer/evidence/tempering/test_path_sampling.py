@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.evidence.tempering import path_sampling
+from dgm_infer.evidence.tempering import continuous
 from tests.findings import honest
 from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
 from tests.oracles import FLOAT
@@ -76,20 +76,20 @@ def test_the_mean_difference_falls_along_the_path_and_integrates_to_log_z():
 
 
 def test_control_the_weights_of_the_whole_path_in_every_part_are_noticed(monkeypatch):
-    right = path_sampling.log_weights_at_ends
-    monkeypatch.setattr(path_sampling, "log_weights_at_ends", lambda delta: right(10 * delta))
+    right = continuous.log_weights_at_ends
+    monkeypatch.setattr(continuous, "log_weights_at_ends", lambda delta: right(10 * delta))
     known = known_gaussian(10, (3,))
     assert off(run(known, dgm.evidence.PathSampling(dgm.GibbsTempering(log_zeta=-5.0, **SHORT))), known) > 5
 
 
 def test_control_states_with_the_temperatures_of_others_are_noticed(monkeypatch):
-    right = path_sampling._integral
+    right = continuous._integral
 
     def mixed_up(record, parts):
         record.beta = record.beta.roll(50, 1)
         return right(record, parts)
 
-    monkeypatch.setattr(path_sampling, "_integral", mixed_up)
+    monkeypatch.setattr(continuous, "_integral", mixed_up)
     known = known_gaussian(10, (3,))
     # a guess that is off keeps chains at one end: a mean over states is then no mean over temperatures
     assert off(run(known, dgm.evidence.PathSampling(dgm.GibbsTempering(log_zeta=-6.0, **SHORT))), known) > 5
