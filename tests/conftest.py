@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import torch
 
-from dgm_infer.autodiff.xla_store import FOLDER
+from dgm_infer.autodiff.xla import FOLDER
 from tests.findings import honest
 
 # tests are small, and the workers of xdist share the cores: threads would wait for each other

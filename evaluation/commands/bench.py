@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dgm_infer.autodiff.xla_store import FOLDER
+from dgm_infer.autodiff.xla import FOLDER
 
 from .options import make_parser, parse
 

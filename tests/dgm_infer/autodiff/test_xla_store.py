@@ -8,7 +8,7 @@ import jax
 import pytest
 import torch
 
-from dgm_infer.autodiff import xla_store
+from dgm_infer.autodiff import xla
 from dgm_infer.autodiff.programs import Program
 
 FLOAT = torch.float64
@@ -17,7 +17,7 @@ X = torch.linspace(-1, 1, 7, dtype=FLOAT)
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(xla_store.FOLDER, str(tmp_path / "programs"))
+    monkeypatch.setenv(xla.FOLDER, str(tmp_path / "programs"))
     return tmp_path / "programs"
 
 
@@ -97,7 +97,7 @@ def test_a_damaged_file_is_compiled_anew(folder, damage):
 
 
 def test_an_empty_name_keeps_nothing(folder, monkeypatch):
-    monkeypatch.setenv(xla_store.FOLDER, "")
+    monkeypatch.setenv(xla.FOLDER, "")
     torch.testing.assert_close(value(), expected())
     assert not folder.exists()
 
@@ -112,12 +112,12 @@ def test_a_folder_that_others_write_to_is_not_used(folder, mode):
 
 def test_a_folder_that_cannot_be_made_is_not_needed(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    monkeypatch.setenv(xla_store.FOLDER, str(tmp_path / "file" / "programs"))
+    monkeypatch.setenv(xla.FOLDER, str(tmp_path / "file" / "programs"))
     torch.testing.assert_close(value(), expected())
 
 
 def test_those_that_were_used_last_are_kept(folder, monkeypatch):
-    monkeypatch.setattr(xla_store, "_MOST", 2)
+    monkeypatch.setattr(xla, "_KEPT", 2)
     made = []
     for k, weights in enumerate((1.0, 2.0, 3.0)):
         before = set(folder.iterdir()) if k else set()
