@@ -9,8 +9,8 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.evidence import checks as searches
 from dgm_infer.evidence.checks import Components, Unseen, widened
+from dgm_infer.evidence.estimate import base_with
 from dgm_infer.evidence.path import AnnealedPath
-from dgm_infer.evidence.refine import base_with
 from dgm_infer.references.modes import spread_out
 from tests.known_evidence import MixtureTarget, known_bimodal, known_gaussian
 from tests.oracles import FLOAT
