@@ -83,19 +83,10 @@ def _shapes() -> dict[str, Callable[..., Any]]:
             shape.insert(d, n)
         return diagonal_set(_zeros(x, shape), x, offset, dim1, dim2)
 
-    def same(x: Any, *_: Any) -> Any:
-        return x
-
-    def reshaped(x: Any, shape: Any) -> Any:
-        return x.reshape(tuple(shape))
-
-    def copied(x: Any) -> Any:
-        return jnp.asarray(x)
-
     return {
-        **dict.fromkeys(("clone", "alias", "detach", "lift_fresh", "lift_fresh_copy"), same),
-        **dict.fromkeys(("view", "_unsafe_view"), reshaped),
-        "_to_copy": copied,
+        **dict.fromkeys(("clone", "alias", "detach", "lift_fresh", "lift_fresh_copy"), lambda x, *_: x),
+        **dict.fromkeys(("view", "_unsafe_view"), lambda x, shape: x.reshape(tuple(shape))),
+        "_to_copy": jnp.asarray,
         "copy": lambda x, source, *_: jnp.broadcast_to(source, x.shape),
         "unsqueeze": jnp.expand_dims,
         "squeeze": squeezed,
@@ -156,9 +147,6 @@ def _places(size: Sequence[int], stride: Sequence[int], offset: int | None) -> A
 def _new() -> dict[str, Callable[..., Any]]:
     import jax.numpy as jnp
 
-    def full(shape: Sequence[int], value: Any) -> Any:
-        return jnp.full(tuple(shape), value)
-
     def zeros(shape: Sequence[int], *_: Any) -> Any:
         return jnp.zeros(tuple(shape))
 
@@ -172,7 +160,7 @@ def _new() -> dict[str, Callable[..., Any]]:
         **dict.fromkeys(("zeros", "empty", "empty_strided", "empty_permuted", "prims.empty_strided"), zeros),
         **dict.fromkeys(("zeros_like", "empty_like"), zeros_like),
         **dict.fromkeys(("new_zeros", "new_empty", "new_empty_strided"), new_zeros),
-        "full": full,
+        "full": lambda shape, value: jnp.full(tuple(shape), value),
         "fill": lambda x, value: jnp.broadcast_to(jnp.asarray(value), x.shape),
         "zero": zeros_like,
         "ones": lambda shape: jnp.ones(tuple(shape)),
@@ -210,9 +198,6 @@ def _indexed() -> dict[str, Callable[..., Any]]:
         own = x[tuple(slice(None) if d == dim else slice(0, n) for d, n in enumerate(index.shape))]
         return jnp.take_along_axis(own, _inside(index, x.shape[dim]), dim, mode="fill")
 
-    def flat(x: Any, index: Any) -> Any:
-        return x.reshape(-1).at[index].get(mode="fill")
-
     def embedding(weight: Any, index: Any, *_: Any) -> Any:
         return weight.at[_inside(index, len(weight))].get(mode="fill")
 
@@ -222,9 +207,6 @@ def _indexed() -> dict[str, Callable[..., Any]]:
         if by_count:
             rows = rows / jnp.zeros(n, g.dtype).at[index].add(1)[index][:, None]
         return jnp.zeros((n, g.shape[-1]), g.dtype).at[index].add(rows)
-
-    def where(condition: Any, a: Any, b: Any) -> Any:
-        return jnp.where(condition.astype(bool), a, b)
 
     def filled(x: Any, mask: Any, value: Any) -> Any:
         return jnp.where(mask, jnp.asarray(value).astype(x.dtype), x)
@@ -246,10 +228,10 @@ def _indexed() -> dict[str, Callable[..., Any]]:
         "_unsafe_index": index,
         "index_select": selected,
         "gather": gathered,
-        "take": flat,
+        "take": lambda x, index: x.reshape(-1).at[index].get(mode="fill"),
         "embedding": embedding,
         "embedding_dense_backward": embedding_backward,
-        **dict.fromkeys(("where", "prims.where"), where),
+        **dict.fromkeys(("where", "prims.where"), lambda condition, a, b: jnp.where(condition.astype(bool), a, b)),
         "masked_fill": filled,
         "masked_scatter": mask_scattered,
         "searchsorted": searched,
@@ -345,8 +327,8 @@ def _scattered() -> dict[str, Callable[..., Any]]:
         source = source[..., None] if getattr(source, "ndim", x.ndim) == x.ndim - 1 and x.ndim == 1 else source
         return checked(getattr(x.at[along(x, dim, _inside(index, size))], way)(source), index, 0, size)
 
-    def index_filled(x: Any, dim: int, index: Any, value: Any) -> Any:
-        return by_rows(x, dim, index, value, "set")
+    def rows_set(x: Any, dim: int, index: Any, source: Any) -> Any:
+        return by_rows(x, dim, index, source, "set")
 
     def put_flat(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
         place = x.reshape(-1).at[index.reshape(-1)]
@@ -360,7 +342,6 @@ def _scattered() -> dict[str, Callable[..., Any]]:
         "scatter_add": scattered("add"),
         "scatter_reduce": reduced,
         "index_add": added,
-        "index_copy": lambda x, dim, index, source: by_rows(x, dim, index, source, "set"),
-        "index_fill": index_filled,
+        **dict.fromkeys(("index_copy", "index_fill"), rows_set),
         "put": put_flat,
     }
