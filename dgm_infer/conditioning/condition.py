@@ -27,7 +27,7 @@ from .latent import LatentPosterior, check_decoder
 from .observations import Bound, Pixels
 from .observations import observe as as_observation
 from .observed import constraint_units, made_by
-from .operators import Everything, Selection, as_operator
+from .operators import Everything, Function, Operator, Selection
 from .subject import LIMITS, Subject
 
 
@@ -220,7 +220,7 @@ def bind(frozen: GenerativeModel, observed, observe, dtype: torch.dtype, device:
     if isinstance(observe, nn.Module):
         observe = frozen_copy(observe, dtype, device)
     operator, values = as_observation(observe).bind(y, frozen)
-    operator = as_operator(operator)
     if values.numel() == 0:
         raise ObservationError(f"observed has shape {tuple(y.shape)}: the observation is empty")
-    return Bound(operator, values)
+    # an observation of a user's own may give any function
+    return Bound(operator if isinstance(operator, Operator) else Function(operator), values)

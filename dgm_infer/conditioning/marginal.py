@@ -161,19 +161,17 @@ class NoiseMarginal(Posterior):
         # distributions that check their parameters would raise for the whole batch where one trajectory has diverged
         finite = x.isfinite().all(-1)
         x = torch.where(finite.unsqueeze(-1), x, 0.0)
-        residual = None
         if self.coarse is not None:
             with torch.no_grad():
-                residual, blocks = self._linear(x)
-                energy = self._misfit(residual, self._root or _Root.of(blocks)) - self._log_prior(x)
+                energy, extra = self.energy_and_extra(x)
             gradient = self.gradient(x)
         elif self._root is None:
-            energy, gradient = super().energy_and_gradient(x)
+            (energy, gradient), extra = super().energy_and_gradient(x), ()
         else:
             gradient, residual, log_prior = self._differentiated(x, self._root)
             with torch.no_grad():
                 energy = self._misfit(residual, self._root) - (self._log_prior(x) if log_prior is None else log_prior)
-        extra = () if self._root is None or residual is None else (residual,)
+            extra = (residual,)
         return torch.where(finite, energy, torch.nan), gradient, extra
 
     def gradient(self, x):

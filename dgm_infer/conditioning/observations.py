@@ -364,7 +364,6 @@ class Blur(Observation):
         shape, kernel = tuple(model.output_shape), self.kernel.to(y)
         self._check_size(shape, "the model's output")
         batch = batch_shape(y, shape)
-
         blurring = functools.partial(blurred, kernel=kernel)
         return Bound(Function(OfImages(blurring, shape)), finite_values(y).reshape(*batch, -1))
 

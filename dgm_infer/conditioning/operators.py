@@ -208,11 +208,6 @@ def select(index: Tensor, size: int) -> Everything | Selection:
     return Everything(size) if whole else Selection(index, size)
 
 
-def as_operator(function: Operator | Callable[[Tensor], Tensor]) -> Operator:
-    """An operator unchanged; any other function becomes an operator that makes models dense."""
-    return function if isinstance(function, Operator) else Function(function)
-
-
 def times(matrix: Tensor, x: Tensor) -> Tensor:
     return x @ matrix.to(x).mT
 
