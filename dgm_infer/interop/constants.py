@@ -8,11 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .straight_line import writes
-
-# new tensors that take no more than type and shape from their first argument
-_SHAPED = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor}
-_SHAPED |= {torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like}
+from .straight_line import SHAPED, writes
 
 
 class Constants:
@@ -33,18 +29,18 @@ class Constants:
         """What a call makes of constants alone is constant; memory that random values are written to is not."""
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         # of its first argument the values do not matter
-        given = given[1:] if func in _SHAPED else given
+        given = given[1:] if func in SHAPED else given
         is_random = any(is_wrapped(each) and not self.has(each) for each in given)
         if writes(func):
             if is_random and self.has(args[0]):
                 self._groups[id(args[0])][1].root().is_random = True
             return
         known = [self._groups[id(each)][1] for each in given if self.has(each)]
-        if is_random or not (known or func in _SHAPED):
+        if is_random or not (known or func in SHAPED):
             return
         made = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor) and is_wrapped(each)]
         # pointwise results have memory of their own
-        group = _Group() if func in _SHAPED or _is_pointwise(func.__name__) else _Group.of(known)
+        group = _Group() if func in SHAPED or _is_pointwise(func.__name__) else _Group.of(known)
         for each in made:
             if id(each) not in self._groups:
                 self.add(each, group)

@@ -2,7 +2,7 @@
 
 import copy
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -119,12 +119,7 @@ class DeepinvReconstructor(Reconstructor):
         how = measurement(y, physics, self.image_shape, is_exact=sd is None)
         shape = tuple(self.model.output_shape)
         values = how.values.reshape(len(y), *shape) if how.is_of_pixels else how.values
-        if (
-            sd is not None
-            and how.is_of_pixels
-            and isinstance(self.model, DirectedModel)
-            and NoisyPixels.suits(self.model)
-        ):
+        if sd is not None and how.is_of_pixels and NoisyPixels.suits(self.model):
             return condition(NoisyPixels(self.model, sd), values, observe=how.observe(shape))
         return condition(self.model, values, observe=how.observe(shape), noise=sd)
 
@@ -164,7 +159,7 @@ class NoisyPixels(DirectedModel):
         self.local_density = StandardNormal(model.local_density.dim // units.inputs * (units.inputs + units.outputs))
 
     @staticmethod
-    def suits(model: GenerativeModel) -> bool:
+    def suits(model: GenerativeModel) -> TypeGuard[DirectedModel]:
         """Whether a generator is of that kind, and reports nothing that depends on its local inputs."""
         return (
             isinstance(model, DirectedModel)

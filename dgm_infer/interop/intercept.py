@@ -89,7 +89,6 @@ class Interception(Promotion):
         self.cuts: list[str] = []
         # under vmap a tensor that does not depend on the inputs cannot be written to: zeros of theirs make it do so
         self._anchor = None if tape.u is None else tape.u.new_zeros(())
-
         # a program may branch on them
         self._constants = Constants() if self._anchor is not None and is_wrapped(self._anchor) else None
 

@@ -133,7 +133,6 @@ def _mask(physics: Physics, n: int, image_shape: tuple[int, ...]) -> Tensor | No
 
 def _applied(physics: Physics, image_shape: tuple[int, ...], y: Tensor) -> Callable[[Tensor], Tensor]:
     """A of images in float64, ``[n, C, H, W] -> [n, *y_shape]``; in the physics' own type where it cannot."""
-
     device = y.device
 
     def cast(tensor: Tensor) -> Tensor:

@@ -213,8 +213,10 @@ def _shares_memory(call: _Call) -> bool:
 # what makes a number or an array of a tensor
 LEAVING = {Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.item, Tensor.tolist}
 LEAVING |= {Tensor.numpy, Tensor.__array__, Tensor.equal, Tensor.allclose, torch.equal, torch.allclose}
-_FIXED = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new, Tensor.new_tensor}
-_FIXED |= {torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like}
+# new tensors that take no more than type and shape from their first argument
+SHAPED = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor}
+SHAPED |= {torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like}
+_FIXED = {*SHAPED, Tensor.new}
 
 
 def _leaves(tree: Any) -> list[Any]:
