@@ -19,12 +19,12 @@ from ..target import Target, first_points, reference
 _N = 2
 
 
-def fingerprint(problem: Fibre | Target) -> dict[str, Tensor]:
-    """``points [2, *batch, D]`` and what the problem computes there, by name: energy or constraint, density, latents.
-
-    Raises:
-        ArgumentError: it fails there.
+def known_problem(problem: Fibre | Target | None) -> dict[str, Tensor] | None:
+    """The fingerprint of a problem: ``points [2, *batch, D]``, and what it computes there by name, as energy or
+    constraint, density and latents. None of none, and of one that fails there.
     """
+    if problem is None:
+        return None
     like = reference(problem)
     rng = torch.Generator("cpu" if like is None else like.device).manual_seed(0)
     try:
@@ -34,15 +34,7 @@ def fingerprint(problem: Fibre | Target) -> dict[str, Tensor]:
             else:
                 points = first_points(problem, _N, rng)
             return {"points": points, **_values(problem, points)}
-    except Exception as error:
-        raise ArgumentError(f"a {type(problem).__name__} fails at points of its own: {cause(error)}") from error
-
-
-def known_problem(problem: Any) -> dict[str, Tensor] | None:
-    """The fingerprint of a problem that is at hand and computes; None of others."""
-    try:
-        return None if problem is None else fingerprint(problem)
-    except ArgumentError:
+    except Exception:
         return None
 
 
@@ -79,7 +71,7 @@ def check_problem(
     Numbers may differ by half of their digits: other devices and libraries round in other ways.
 
     Args:
-        stored: the :func:`fingerprint` of what was sampled; None if it is not known.
+        stored: :func:`known_problem` of what was sampled; None if it is not known.
         inputs: the draws, ``[chains, draws, *batch, D]``, if they were kept.
     """
 
