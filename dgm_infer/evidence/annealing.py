@@ -17,8 +17,6 @@ from .method import EstimateStatus, Outcome
 from .path import AnnealedPath, Move, PathPoint
 from .plan import Plan, Planned
 
-__all__ = ["AIS", "Annealed", "Annealing", "HamiltonianAIS", "Moves", "anneal"]
-
 
 class Annealed(NamedTuple):
     """Result of one annealing pass."""

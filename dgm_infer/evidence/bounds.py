@@ -22,9 +22,6 @@ from .path import AnnealedPath
 from .result import Evidence
 from .run import EvidenceRun, Job, RunOptions, carried_out, kept_as
 
-__all__ = ["Bounds", "bidirectional"]
-
-
 # Probability that bounds are said to cross by chance, over all problems.
 _CHANCE = 1e-3
 

@@ -16,8 +16,6 @@ from .method import EstimateStatus, Outcome, check_held
 from .path import AnnealedPath, PathPoint
 from .plan import Planned, StepSizes
 
-__all__ = ["SMC", "next_temperatures", "pick", "systematic"]
-
 
 def systematic(log_weights: Tensor, count: int, rng: torch.Generator) -> Tensor:
     """Ancestors by systematic resampling: particle i has ``count w_i`` offspring, rounded up or down, unbiased.

@@ -12,8 +12,6 @@ from ..probe import COARSE, FINER
 from ..probe import SETTINGS as PROBE
 from .method import EstimateStatus
 
-__all__ = ["few_round_trips", "further_findings", "run_warnings"]
-
 
 @dataclass(frozen=True)
 class WarningLevels:

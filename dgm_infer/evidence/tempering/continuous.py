@@ -250,14 +250,13 @@ class PathSampling(Settings):
                 f"PathSampling(tempering={shown(self.tempering)}): must be a GibbsTempering or a ContinuousTempering, "
                 "whose temperatures are continuous, or None"
             )
-        if self.tempering is not None:
-            for field, plain in (("plateau", None), ("schedule", "linear")):
-                value = getattr(self.tempering, field, plain)
-                if value != plain:
-                    raise ArgumentError(
-                        f"PathSampling(tempering={type(self.tempering).__name__}({field}={value!r})): its temperatures "
-                        f"are not uniform; leave {field} out"
-                    )
+        for field, plain in (("plateau", None), ("schedule", "linear")):
+            value = getattr(self.tempering, field, plain)
+            if value != plain:
+                raise ArgumentError(
+                    f"PathSampling(tempering={type(self.tempering).__name__}({field}={value!r})): its temperatures "
+                    f"are not uniform; leave {field} out"
+                )
 
     @property
     def status(self) -> EstimateStatus:
