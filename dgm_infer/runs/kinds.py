@@ -140,12 +140,11 @@ class Signals:
                 os.write(2, f"stopped by SIGTERM: dgm.resume({str(self._run)!r}) goes on\n".encode())
             signal.raise_signal(signal.SIGTERM)
 
-    def raising(self, raises: bool) -> "Signals":
+    def raising(self, raises: bool) -> None:
         """Whether the first signal ends what is under way, too; one that came before does so now."""
         self._raises = raises
         if raises and self.asked is not None:
             raise KeyboardInterrupt
-        return self
 
     def _note(self, number: int, frame: object) -> None:
         if os.getpid() != self._process:

@@ -41,7 +41,7 @@ class LowRankPlusDiagonal(JacobianMap):
         return cls(columns, diagonal, inverse.mT @ scaled, inverse, log_det)
 
     def forward(self, v):
-        v1, v2 = self._split(v)
+        v1, v2 = _split(v, self.columns.shape[-2])
         return vm(v1, self.columns) + self.diagonal * v2
 
     def transpose(self, c):
@@ -75,10 +75,6 @@ class LowRankPlusDiagonal(JacobianMap):
         # G^-1 A = S^-1 A C^-1 = B K^-1; diag(G^-1) = 1/d^2 - rowsum B^2
         inverse_diagonal = self.diagonal.square().reciprocal() - self.half.square().sum(-2)
         return self.inverse_factor @ self.half, self.diagonal * inverse_diagonal
-
-    def _split(self, v):
-        n_columns = self.columns.shape[-2]
-        return v[..., :n_columns], v[..., n_columns:]
 
 
 @dataclass(frozen=True)
@@ -198,7 +194,7 @@ class LowRankPlusBlocks(JacobianMap):
         return cls(columns, blocks, factor, inverse.mT @ scaled, inverse, log_det)
 
     def forward(self, v):
-        v1, v2 = self._split(v)
+        v1, v2 = _split(v, self.columns.shape[-2])
         local = mv(self.blocks, v2.unflatten(-1, (-1, self.blocks.shape[-1])))
         return vm(v1, self.columns) + local.flatten(-2)
 
@@ -242,10 +238,6 @@ class LowRankPlusBlocks(JacobianMap):
     def _local_transpose(self, c):
         return mv(self.blocks.mT, c.unflatten(-1, (-1, self.blocks.shape[-2]))).flatten(-2)
 
-    def _split(self, v):
-        n_columns = self.columns.shape[-2]
-        return v[..., :n_columns], v[..., n_columns:]
-
 
 @dataclass(frozen=True)
 class Blocks(UnitStructure):
@@ -277,6 +269,11 @@ class Blocks(UnitStructure):
             return False
         values = torch.linalg.svdvals(self.entries(function, u).entries[1])
         return bool((values > tolerance * values.amax((-1, -2), keepdim=True)).flatten(1).all(-1).any())
+
+
+def _split(v: Tensor, n_global: int) -> tuple[Tensor, Tensor]:
+    """The parts of the global inputs and of the local ones."""
+    return v[..., :n_global], v[..., n_global:]
 
 
 def _apply_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor:
