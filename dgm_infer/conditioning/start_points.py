@@ -11,12 +11,7 @@ from ..errors import StartError, warn
 from ..settings import Settings
 from ..structures.jacobian import mv
 from .observed import ObservedModel
-from .projection import (
-    Constraint,
-    damped_gauss_newton,
-    project,
-    store,
-)
+from .projection import Constraint, damped_gauss_newton, project, store
 
 
 @dataclass(frozen=True)

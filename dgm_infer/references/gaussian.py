@@ -351,13 +351,7 @@ class Gaussian(GaussianDensity):
         return cls._of(mean, TriangularMap(factorised(covariance)), log_zeta=found.log_z)
 
     @classmethod
-    def laplace(
-        cls,
-        target,
-        *,
-        start: Tensor | None = None,
-        max_iterations: int = 200,
-    ) -> Self:
+    def laplace(cls, target, *, start: Tensor | None = None, max_iterations: int = 200) -> Self:
         """The Gaussian at the mode with the inverse Hessian as its covariance; sets ``log_evidence``.
 
         ``log Z ~ -energy(mode) + D/2 log 2 pi - 1/2 log|H|``

@@ -56,12 +56,7 @@ class DualAveraging:
         return self.log_average.exp() if self.count else self.current
 
 
-def reasonable_step_size(
-    kernel: Tunable,
-    problem: Any,
-    state: Any,
-    rng: torch.Generator,
-) -> Tensor:
+def reasonable_step_size(kernel: Tunable, problem: Any, state: Any, rng: torch.Generator) -> Tensor:
     """A step size per chain whose single step is accepted with probability near 1/2, ``[chains, *batch]``.
 
     Doubles or halves 0.1, at most 20 times, until the probability crosses 1/2 (Hoffman and Gelman 2014, algorithm 4).
