@@ -73,8 +73,8 @@ class SimulatorModel(TracedModel):
 
     def run(self, tape: Tape) -> TracedRun:
         values = [getattr(self, f"argument_{name}") for name in self._names]
-        args, kwargs = values[: self._n_args], dict(zip(self._names, values, strict=True))
-        kwargs = {name: kwargs[name] for name in self._names[self._n_args :]}
+        n = self._n_args
+        args, kwargs = values[:n], dict(zip(self._names[n:], values[n:], strict=True))
         if self.prior is None:
             return TracedRun(self.simulator(*args, **kwargs), {})
         tape.in_prior = True
