@@ -31,7 +31,6 @@ KERNELS = {
     "float64": PLAIN,
     "float32 Jacobians": PLAIN.replace(float32_jacobians=True),
     "no Gram force": PLAIN.replace(gram_force=False),
-    "compiled": PLAIN.replace(compile=True),
     "default": None,
 }
 
@@ -62,6 +61,6 @@ def test_fibres_without_noise_are_calibrated(kernel):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:warm-up stopped shrinking steps:UserWarning")
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_control_with_the_gram_term_reversed_they_are_not(kernel):
-    assert min(p_values(KERNELS[kernel], GramTermReversed, PROBLEMS // 2)) < 1e-6
+# the kernels share the statistic, and the mistake is the problem's: one kernel shows that it is noticed
+def test_control_with_the_gram_term_reversed_they_are_not():
+    assert min(p_values(PLAIN, GramTermReversed, PROBLEMS // 2)) < 1e-6
