@@ -320,7 +320,7 @@ def test_mixtures_are_normalised_and_have_their_gradient():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dim", "seeds"), [(2, (1, 2)), (10, (1, 2)), (50, (1,))])
+@pytest.mark.parametrize(("dim", "seeds"), [(2, (1, 2)), (50, (1,))])
 def test_modes_of_random_mixtures_that_the_base_misses(dim, seeds):
     """Twenty mixtures of four modes of which the base is one, some ten standard deviations apart."""
     rng = torch.Generator().manual_seed(dim)
