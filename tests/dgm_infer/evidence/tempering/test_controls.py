@@ -52,8 +52,8 @@ def test_weights_of_the_ends_are_the_shares_of_the_plateaus_given_x(delta):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nuts", [None, 15])
-@pytest.mark.parametrize("name", ["normal", "two modes"])
+# trajectories to a U-turn on the harder of the two
+@pytest.mark.parametrize(("name", "nuts"), [("normal", None), ("two modes", None), ("two modes", 15)])
 def test_the_extended_hamiltonian_finds_the_evidence(name, nuts, monkeypatch):
     known = known_gaussian(10, (3,)) if name == "normal" else known_bimodal((3,))
 
@@ -69,7 +69,7 @@ def test_the_extended_hamiltonian_finds_the_evidence(name, nuts, monkeypatch):
     if name == "two modes":
         left = estimate.expectation(lambda x: (x[..., 0] < -0.3).double())
         assert ((left.value - 0.35).abs() <= 5 * left.std_error).all()
-    if name == "two modes" or nuts:
+    if name == "two modes":
         return
     # control: the weights of temperatures without plateaus, which do not depend on how the states move
     monkeypatch.setattr(Plateaus, "log_ends", lambda self, difference: log_weights_at_ends(difference + self.log_zeta))
