@@ -104,8 +104,17 @@ def kernel_of(solver, **settings):
     return dgm.ConstrainedHMC(0.3, n_steps=(2, 3), n_geodesic=2, solver=solver, **settings)
 
 
-@pytest.mark.parametrize("split", [True, False])
-@pytest.mark.parametrize(("name", "solver"), cases(CASES, quick=QUICK))
+# Every structure on circular flows; on straight ones, whose drift has the same code for all, one without units, one
+# of larger units, and the other solvers.
+WITH_FLOWS = {f"{name}-True": (*case, True) for name, case in CASES.items()}
+WITH_FLOWS |= {
+    f"{name}-False": (*CASES[name], False)
+    for name in ("dense, newton", "strongly bent, broyden", "walk, newton", "pairs, quasi_newton")
+}
+QUICK_FLOWS = [f"{name}-{split}" for name in QUICK for split in (True, False)]
+
+
+@pytest.mark.parametrize(("name", "solver", "split"), cases(WITH_FLOWS, quick=QUICK_FLOWS))
 def test_a_program_makes_the_transitions_of_its_kernel(name, solver, split):
     problem = PROBLEMS[name]()
     pairs = pairs_of_transitions(problem, kernel_of(solver, split=split))
