@@ -47,7 +47,7 @@ def latent(change=lambda decoder: decoder):
 
 
 ROUTES = {
-    "constrained": (fibre, dgm.ConstrainedHMC(), CONSTRAINED),
+    # which makes the transitions of one that is not: test_constrained_program
     "constrained, compiled": (fibre, dgm.ConstrainedHMC(compile=True), CONSTRAINED),
     "lifted": (fibre, dgm.LiftedHMC(), FEW_STEPS),
 }
