@@ -26,12 +26,12 @@ class Stretched(dgm.GenerativeModel):
         )
 
 
+# compiled transitions are those of their kernel, test_constrained_program; the default has its laws in test_posteriors
 PLAIN = dgm.ConstrainedHMC(n_steps=(1, 4), n_geodesic=1, max_iterations=20)
 KERNELS = {
     "float64": PLAIN,
     "float32 Jacobians": PLAIN.replace(float32_jacobians=True),
     "no Gram force": PLAIN.replace(gram_force=False),
-    "default": None,
 }
 
 
