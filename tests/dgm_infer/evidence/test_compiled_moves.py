@@ -13,11 +13,10 @@ from tests.oracles import FLOAT
 
 COMPILED = CompilationSettings(compiles=1e-3, each=0.0)
 NEVER = CompilationSettings(compiles=1e9)
+# tempering and particles move by the code of annealing
 METHODS = {
     "annealing": dgm.AIS(temperatures=60, pilot_temperatures=20),
     "steps with one momentum": dgm.evidence.HamiltonianAIS(temperatures=120, pilot_temperatures=20),
-    "tempering": dgm.GibbsTempering(draws=60, warmup=20, pilot_temperatures=20),
-    "particles": dgm.evidence.SMC(particles=8),
     "replicas": dgm.evidence.ParallelTempering(draws=40),
 }
 
