@@ -125,5 +125,6 @@ def test_mpi(tmp_path):
 
 def test_ranks_of_torchrun(tmp_path):
     command = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
-    ended = run(tmp_path, RANKS, command=command)
+    again = 'assert_same(dgm.resume("runs/lens", progress=False), draws)\n'
+    ended = run(tmp_path, RANKS + again, command=command)
     assert ended.stdout.count("the same draws") == 2
