@@ -249,7 +249,12 @@ class Waves(dgm.GenerativeModel):
 # the same seed without a warm-up, and global randomness left alone: the contract of kernels
 
 
+# of kernels with the same warm-up one: constrained ones by length adapt a length on circular flows as well
+ADAPTED = ("HMC", "HMC, by length", "NUTS", "ConstrainedHMC, straight", "ConstrainedHMC, by length")
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("case", [CASES[name] for name in ADAPTED], ids=ADAPTED)
 def test_the_same_seed_gives_the_same_draws_after_adapting(case):
     kernel, make = case
     problem = make((2,))
