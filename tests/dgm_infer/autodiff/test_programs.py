@@ -168,7 +168,7 @@ def test_a_long_simulator_is_evaluated_by_code_from_the_first_transition_on_with
 
 @pytest.mark.slow
 def test_code_of_some_positions_evaluates_any_number_of_them():
-    target, x = loop().marginal, torch.randn(3, 2, generator=rng(), dtype=FLOAT)
+    target, x = loop(50).marginal, torch.randn(3, 2, generator=rng(), dtype=FLOAT)
     code = CompiledTarget(CapturedTarget(target), x)
     for n in (1, 3, 7):
         points = torch.randn(n, 2, generator=rng(n), dtype=FLOAT)
