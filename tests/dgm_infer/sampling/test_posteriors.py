@@ -314,7 +314,7 @@ DEFAULTS = {"chains": 300, "warmup": 70, "draws": 30, "seed": 3, "progress": Fal
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [wave, linear_gaussian, pairs, a_walk], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [ellipse, wave, linear_gaussian, pairs, a_walk], ids=lambda make: make.__name__)
 def test_the_default_kernel_with_its_warm_up_draws_from_the_posterior(make):
     oracle = make()
     assert_agrees(oracle, dgm.sample(oracle.problem, **DEFAULTS))
@@ -322,6 +322,6 @@ def test_the_default_kernel_with_its_warm_up_draws_from_the_posterior(make):
 
 @pytest.mark.slow
 def test_control_the_default_kernel_on_the_fibre_without_the_gram_term():
-    fibre = wave().problem
+    fibre = ellipse().problem
     wrong = WithoutGramTerm(fibre.observed, fibre.values)
-    assert_refuted(wave(), dgm.sample(wrong, **DEFAULTS))
+    assert_refuted(ellipse(), dgm.sample(wrong, **DEFAULTS))
