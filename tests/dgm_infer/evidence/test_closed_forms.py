@@ -35,9 +35,10 @@ METHODS = {
 
 
 # Intervals of every method on a normal target and on two modes: test_statistics. Here targets that are harder.
+# Schedules of AIS share its code.
 HARDER = [
-    *(("gaussian 50", name) for name in METHODS),
-    *(("linear Gaussian", name) for name in METHODS),
+    *(("gaussian 50", name) for name in METHODS if name not in ("AIS, barrier", "AIS, linear")),
+    *(("linear Gaussian", name) for name in ("AIS, barrier", "Hamiltonian AIS", "simulated tempering", "SMC")),
     ("gaussian 2", "continuous tempering"),
     ("bimodal", "AIS, linear"),
     ("gaussian 10", "AIS"),
@@ -70,7 +71,7 @@ def assert_wrong(estimate, known):
 
 def run(known, method, **settings):
     # a chain of SMC is a run of many particles
-    chains = 96 if isinstance(method, dgm.SMC) else 192
+    chains = 64 if isinstance(method, dgm.SMC) else 192
     return dgm.log_evidence(
         known.target,
         known.base,
@@ -120,7 +121,12 @@ BOTH_WAYS = {"AIS": dgm.AIS(), "Hamiltonian AIS": dgm.evidence.HamiltonianAIS(40
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "name"),
-    cases([*((t, "AIS") for t in TARGETS), ("gaussian 10", "Hamiltonian AIS"), ("bimodal", "Hamiltonian AIS")]),
+    cases(
+        [
+            *((target, "AIS") for target in ("gaussian 50", "bimodal", "linear Gaussian")),
+            *((target, "Hamiltonian AIS") for target in ("gaussian 10", "bimodal")),
+        ]
+    ),
 )
 def test_exact_draws_give_bounds_from_both_sides_and_bennett_between_them(target, name):
     known, method = TARGETS[target](), BOTH_WAYS[name]
@@ -162,7 +168,9 @@ def test_draws_that_are_not_exact_make_heuristic_bounds():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", cases([(name,) for name in METHODS], {("Gibbs tempering",)}))
+@pytest.mark.parametrize(
+    "name", cases([(name,) for name in METHODS if name not in ("AIS, barrier", "AIS, linear")], {("Gibbs tempering",)})
+)
 def test_weighted_draws_have_the_targets_moments(name):
     method = METHODS[name]
     if isinstance(method, dgm.AIS | dgm.evidence.HamiltonianAIS):
@@ -189,8 +197,11 @@ SHORT = {"draws": 100, "warmup": 50, "pilot_temperatures": 50}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mistake", ["none", "not turned round", "not accepted or rejected"])
-def test_control_a_momentum_that_is_not_turned_round_is_noticed(monkeypatch, mistake):
+# the last one is off by a hundred standard errors of 10 000 chains
+@pytest.mark.parametrize(
+    ("mistake", "chains"), [("none", 20_000), ("not turned round", 20_000), ("not accepted or rejected", 2000)]
+)
+def test_control_a_momentum_that_is_not_turned_round_is_noticed(monkeypatch, mistake, chains):
     right = AnnealedPath.moved_on
 
     def wrong(self, point, momentum, beta, step, rng):
@@ -203,7 +214,7 @@ def test_control_a_momentum_that_is_not_turned_round_is_noticed(monkeypatch, mis
     monkeypatch.setattr(AnnealedPath, "moved_on", right if mistake == "none" else wrong)
     known = known_gaussian(2, (3,))
     # long steps, often rejected
-    estimate = run(known, dgm.evidence.HamiltonianAIS(40, half_life=5.0, step_size=1.9), chains=20_000)
+    estimate = run(known, dgm.evidence.HamiltonianAIS(40, half_life=5.0, step_size=1.9), chains=chains)
     off = standard_errors_off(estimate, known).abs().max()
     assert off <= 5 if mistake == "none" else off > 5
 

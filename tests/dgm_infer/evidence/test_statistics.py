@@ -55,10 +55,15 @@ def test_frozen_methods_are_unbiased_to_a_few_thousandths(method, chains, known,
     assert (mean - 1).abs() <= 3 * error, f"{mean:.5f} +- {error:.5f}"
 
 
-@pytest.mark.parametrize("name", ["SMC", "SMC, waste-free"])
-def test_control_resampling_with_a_planted_bias_is_noticed(monkeypatch, name):
+# a waste-free run is off by fifty standard errors of 1500 problems
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [("SMC", FROZEN["SMC"][2]), ("SMC, waste-free", known_gaussian(3, (500,)))],
+    ids=["SMC", "SMC, waste-free"],
+)
+def test_control_resampling_with_a_planted_bias_is_noticed(monkeypatch, name, known):
     monkeypatch.setattr(smc, "systematic", systematic_without_chance)
-    method, chains, known, _ = FROZEN[name]
+    method, chains, _, _ = FROZEN[name]
     mean, error = frozen(method, chains, known)
     assert (mean - 1).abs() > 3 * error, f"{mean:.5f} +- {error:.5f}"
 
@@ -100,10 +105,9 @@ def coverage(estimate, log_z, *, widen=1.0):
     return ((middle - half < log_z) & (log_z < middle + half)).double().mean().item()
 
 
-# on the easy target, one method of every way of making an error
-COVERED = [("bimodal", name) for name in METHODS] + [
-    ("Gaussian", name) for name in ("AIS", "simulated tempering", "SMC")
-]
+# the two modes are the harder target, where schedules of AIS share its errors; on the easy one, the method whose
+# errors are of dependent states
+COVERED = [("bimodal", name) for name in METHODS if name != "AIS, barrier"] + [("Gaussian", "simulated tempering")]
 
 
 @pytest.mark.parametrize(("target", "name"), COVERED, ids=[", ".join(names) for names in COVERED])
@@ -121,9 +125,8 @@ def test_intervals_cover_the_truth_as_often_as_they_say(target, name):
     assert squares / 4 < 0.5
 
 
-@pytest.mark.parametrize("make", TARGETS.values(), ids=TARGETS)
-def test_intervals_of_both_directions_and_of_bennett_cover_the_truth(make):
-    known = make(200)
+def test_intervals_of_both_directions_and_of_bennett_cover_the_truth():
+    known = known_bimodal((200,))
     exact = known.draw(16, torch.Generator().manual_seed(3))
     bounds = dgm.bidirectional(known.target, known.base, exact, chains=16, seed=0, progress=False)
     for estimate in (bounds.lower, bounds.upper, bounds.combined):
