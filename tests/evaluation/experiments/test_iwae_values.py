@@ -28,7 +28,8 @@ def published():
 @pytest.fixture(scope="module")
 def both(published):
     target, _, base, latents = published
-    return dgm.bidirectional(target, base, latents, chains=8, seed=1, keep_draws=False, progress=False)
+    # errors of the means are 0.004, of a tolerance of 0.03
+    return dgm.bidirectional(target, base, latents, chains=4, seed=1, keep_draws=False, progress=False)
 
 
 def mean(evidence):
@@ -47,7 +48,7 @@ def test_bounds_from_both_sides_close_at_the_known_value(both):
 def test_simulated_tempering_agrees(published, both):
     target, _, base, _ = published
     tempered = dgm.log_evidence(
-        target, base, dgm.SimulatedTempering(), chains=8, seed=1, keep_draws=False, progress=False
+        target, base, dgm.SimulatedTempering(), chains=4, seed=1, keep_draws=False, progress=False
     )
     (value, error), (expected, its_error) = mean(tempered), mean(both.combined)
     spread = (error**2 + its_error**2).sqrt()
@@ -59,7 +60,7 @@ def test_simulated_tempering_agrees(published, both):
 
 def test_bounds_by_the_encoder_are_in_order_and_as_published(published, both):
     target, encoder, _, _ = published
-    known = [(dgm.Elbo(2000), -109.53), (dgm.evidence.ImportanceSampling(50), -101.98)]
+    known = [(dgm.Elbo(500), -109.53), (dgm.evidence.ImportanceSampling(50), -101.98)]
     values = []
     for method, expected in known:
         bound = dgm.log_evidence(target, encoder, method, chains=8, seed=1, keep_draws=False, progress=False)
