@@ -85,7 +85,7 @@ CONSTRAINED = dgm.ConstrainedHMC(n_steps=(1, 4), n_geodesic=1, max_iterations=20
 # make the transitions of their kernels in test_constrained_program; U-turns have their laws in test_lifted, test_nuts.
 ROUTES = {
     "constrained": (fibre, CONSTRAINED),
-    "lifted": (fibre, dgm.LiftedHMC()),
+    "default": (fibre, None),
     "latent": (latent, dgm.HMC(metric="diagonal")),
 }
 # The density of lifted ones is that of latents, below, with a control; then they agree with them to standard errors.
