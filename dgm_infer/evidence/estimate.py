@@ -152,14 +152,15 @@ def _chosen(run: EvidenceRun) -> Method:
 
 
 def _estimated(run: EvidenceRun, path: AnnealedPath) -> Outcome:
-    """The method's own outcome, with its drift in the error, effective chains and the spacing of energies at draws."""
+    """The method's own outcome, with its drift and what a leg adds in the error, effective chains, spacing of energies."""
     outcome = run.method.run(path, run.chains, run.rng, run.bar)
     effective = weight_ess(outcome.log_weights.logsumexp(1))
     draws = outcome.draws[:, -1] if outcome.draws.shape[1] else path.base.mean[None]
     found = {"effective_chains": effective, "energy_spacing": spacing(path.target, draws.to(path.base.mean))}
     estimate = outcome.estimate
-    if (drift := outcome.diagnostics.get("drift")) is not None:
-        estimate = estimate._replace(std_error=(estimate.std_error.square() + drift.square()).sqrt())
+    for name in ("drift", "leg_shift"):
+        if (shift := outcome.diagnostics.get(name)) is not None:
+            estimate = estimate._replace(std_error=estimate.std_error.hypot(shift))
     return outcome._replace(estimate=estimate, diagnostics=outcome.diagnostics | found)
 
 

@@ -44,6 +44,10 @@ class WarningLevels:
     """Nats by which the target exceeds the base in the tails, beside most draws, above which SMC claims too small an
     error: below, 93 to 98 % of intervals cover (docs/evidence.md)."""
 
+    leg: float = 0.1
+    """Nats by which a leg that is cut off must find log Z larger: legs that agree for all uses may differ by more than
+    chance (0.01 in 4 of 31 runs)."""
+
 
 LEVELS = WarningLevels()
 
@@ -139,6 +143,15 @@ def run_warnings(
         "log Z changes by {x:.2g} nats from the first half of the run to the second{of}",
         "chains have not settled, and log Z may be wrong by as much, which std_error now includes; use more draws",
         drift,
+    )
+    leg = diagnostics.get("leg_shift", torch.zeros_like(std_error))
+    found.look(
+        "misleading",
+        leg > LEVELS.leg,
+        "replicas from the base find log Z larger by {x:.2g} nats than those from the broad reference, which alone count{of}",
+        "the broad reference misses mass, and log Z may be too low by more than std_error says, which now includes this; use "
+        "broad= a wider Gaussian, or method=dgm.GibbsTempering()",
+        leg,
     )
     restarts, short, seldom = diagnostics.get("restarts"), none, none
     if restarts is not None:

@@ -58,7 +58,8 @@ class ParallelTempering(Piloted):
     Diagnostics beside those of all methods: ``barrier [legs, *batch]``, ``round_trips`` between references and target
     (all chains), ``round_trip_rate`` (per chain and sweep), ``restarts`` (independent arrivals at the target, per
     chain), ``swap_acceptance`` and ``least_swap_acceptance``, ``log_z_forward`` and ``log_z_backward`` (plain stepping
-    stones), ``leg_log_z [legs, *batch]`` and ``betas``; the base's leg is the first.
+    stones), ``leg_log_z [legs, *batch]``, ``leg_shift`` (by how much a base that is cut off finds log Z larger) and
+    ``betas``; the base's leg is the first.
 
     Args:
         draws: sweeps of the last round; tuning takes about as many before it.

@@ -12,6 +12,9 @@ from ..path import PathPoint
 from ..plan import TUNING
 from .legs import Legs
 
+# Probability, over all problems, that a base that is cut off says so much more than the estimate by chance.
+_CHANCE = 0.05
+
 
 def swap_log_ratios(betas: Tensor, differences: Tensor) -> Tensor:
     """Log of ``pi_k(x') pi_{k+1}(x)/(pi_k(x) pi_{k+1}(x'))``, ``[K, chains, *batch]``.
@@ -136,6 +139,24 @@ class SteppingStones:
         """By how much Bennett's estimate is larger in the second half, 0 where that can be chance, ``[*batch]``."""
         up, down = self._halves[:, 2] + self.centre, self._halves[:, 3]
         return drift(torch.stack([*map(_flat, up)]), torch.stack([*map(_flat, down)]), self._shares(powers))
+
+    def leg_shift(self, powers: Tensor) -> Tensor:
+        """By how much a base that is cut off finds log Z larger than the estimate, 0 where that can be chance, ``[*batch]``.
+
+        A leg misses mass rather than invent it, so that only the larger of two that differ tells something.
+        """
+        from scipy.stats import t
+
+        chains, legs = self._halves.shape[2], len(powers)
+        if chains == 1 or legs == 1:
+            return torch.zeros_like(powers[0])
+        _, _, up, down = self._sums
+        up = up + self.centre
+        # the broad leg turned upside down
+        above = torch.cat([up[:, :, 0], down[:, :, 1]]).movedim(1, 0)
+        more, error, _ = log_ratios(above, torch.cat([down[:, :, 0], up[:, :, 1]]).movedim(1, 0))
+        beyond = float(t.isf(_CHANCE / max(more.numel(), 1), chains - 1)) * error
+        return torch.where((powers[0] == 0) & more.isfinite() & (more > beyond), more, 0.0)
 
     def _shares(self, powers: Tensor) -> Tensor:
         return powers.expand(self._halves.shape[2], *powers.shape).flatten(0, 1)
@@ -309,6 +330,7 @@ class Round:
             "leg_log_z": self.stones.bennett.sum(0),
             "leg_shares": powers,
             "drift": self.stones.drift(powers),
+            "leg_shift": self.stones.leg_shift(powers),
             "betas": self.betas,
         }
         log_weights = torch.zeros(draws.shape[:-1], dtype=torch.float64, device=draws.device)

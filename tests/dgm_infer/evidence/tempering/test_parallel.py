@@ -192,6 +192,28 @@ def test_the_base_is_fitted_to_what_the_broad_reference_finds():
     assert fixed.diagnostics["leg_shares"][0] == 0
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("wide", [True, False])
+def test_a_base_that_is_cut_off_but_knows_more_is_heard(wide):
+    """A narrow normal, in a wide one of as much mass or not: the broad reference covers the mode alone."""
+    dim, sd = 6, 0.05
+
+    def energy(x):
+        square = x.square().sum(-1)
+        narrow = -0.5 * square / sd**2 - dim * (math.log(sd) + 0.5 * math.log(2 * math.pi))
+        around = -0.5 * square - 0.5 * dim * math.log(2 * math.pi)
+        return -torch.logaddexp(narrow, around) + math.log(2) if wide else -narrow
+
+    base = dgm.Gaussian(torch.zeros(dim, dtype=FLOAT), 2.0)
+    run = dgm.log_evidence(dgm.Target(energy, dim), base, dgm.ParallelTempering(), chains=8, seed=1, progress=False)
+    assert run.diagnostics["leg_shares"][0] == 0
+    heard = [finding for finding in run.diagnose() if "replicas from the base" in finding.what]
+    assert [finding.severity for finding in heard] == ["misleading"] * wide
+    assert run.std_error < 0.05 + wide
+    assert abs(run.log_z) < (4 * run.std_error if wide else 0.05)
+
+
 def test_a_base_is_fitted_to_many_draws_and_stays_where_there_are_few():
     path = AnnealedPath(
         dgm.Target(lambda x: 0.5 * x.square().sum(-1), 20),
