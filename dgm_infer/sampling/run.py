@@ -188,7 +188,7 @@ class SamplingRun:
                 self.now.state,
                 self._rng,
                 lasting=self._warm.keeps_form,
-                ahead=self._warm.ahead + (0 if plan.is_limit else plan.draws * plan.thin),
+                ahead=self._warm.ahead + self._expected(plan.draws * plan.thin),
                 report=bar.note,
             )
             self._make_room(_statistics(info))
@@ -211,12 +211,16 @@ class SamplingRun:
         while self.now.transitions < plan.transitions:
             left = plan.transitions - self.now.transitions
             state, states, infos, n = self._execution.several(
-                self.kernel, self.now.state, self._rng, left, 0 if plan.is_limit else left, bar.note
+                self.kernel, self.now.state, self._rng, left, self._expected(left), bar.note
             )
             stayed = self.now.stayed & self._keep(states.position, infos)
             self._move(state, stayed, n)
             bar.update("sampling", _without_ends(infos), n)
             after_each(self)
+
+    def _expected(self, left: int) -> int:
+        """Transitions of the main run to come: as many as were made, where it ends nobody knows when."""
+        return self.now.transitions if self.plan.is_limit else left
 
     def _keep(self, position: Tensor, infos: Info) -> Tensor:
         """Store what is kept of transitions ``[n, chains, ...]``; whether each chain stayed, ``[chains, *batch]``."""

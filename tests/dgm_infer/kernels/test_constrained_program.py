@@ -226,17 +226,17 @@ def test_too_many_rows_for_one_program_are_told(monkeypatch):
         program(problem, kernel, state)
 
 
-def test_a_kernel_is_compiled_once_its_transitions_have_taken_as_long(monkeypatch):
+def test_a_kernel_is_compiled_if_its_transitions_to_come_take_as_long(monkeypatch):
     made = []
     monkeypatch.setattr(Program, "compile", lambda self, most: made.append(self))
     problem, kernel = PROBLEMS["dense"](), kernel_of("newton")
     execution, state = Execution(problem, 0), states(problem, kernel)
     rng = torch.Generator().manual_seed(0)
-    state, _ = execution.step(kernel, state, rng, lasting=True)
+    state, _ = execution.step(kernel, state, rng, lasting=True, ahead=1)
     assert not made
     # hundreds of operations of ten microseconds
     monkeypatch.setattr(executions, "_SETTINGS", CompilationSettings(projects=1e-3))
-    execution.step(kernel, state, rng, lasting=True)
+    execution.step(kernel, state, rng, lasting=True, ahead=1)
     assert len(made) == 1
     # a network's arithmetic takes the time
     assert kernel.saves_calls(problem)
