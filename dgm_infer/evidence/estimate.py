@@ -152,7 +152,7 @@ def _chosen(run: EvidenceRun) -> Method:
 
 
 def _estimated(run: EvidenceRun, path: AnnealedPath) -> Outcome:
-    """The method's own outcome, with its drift and what a leg adds in the error, effective chains, spacing of energies."""
+    """The method's own outcome, with its drift and a leg in the error, effective chains, spacing of energies."""
     outcome = run.method.run(path, run.chains, run.rng, run.bar)
     effective = weight_ess(outcome.log_weights.logsumexp(1))
     draws = outcome.draws[:, -1] if outcome.draws.shape[1] else path.base.mean[None]
