@@ -148,8 +148,9 @@ def run_warnings(
     found.look(
         "misleading",
         leg > LEVELS.leg,
-        "replicas from the base find log Z larger by {x:.2g} nats than those from the broad reference, which alone count{of}",
-        "the broad reference misses mass, and log Z may be too low by more than std_error says, which now includes this; use "
+        "replicas from the base find log Z larger by {x:.2g} nats than those from the broad reference, which alone "
+        "count{of}",
+        "the broad reference misses mass, and log Z may be too low by more, which std_error now includes in part; use "
         "broad= a wider Gaussian, or method=dgm.GibbsTempering()",
         leg,
     )

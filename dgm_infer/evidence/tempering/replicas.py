@@ -141,7 +141,7 @@ class SteppingStones:
         return drift(torch.stack([*map(_flat, up)]), torch.stack([*map(_flat, down)]), self._shares(powers))
 
     def leg_shift(self, powers: Tensor) -> Tensor:
-        """By how much a base that is cut off finds log Z larger than the estimate, 0 where that can be chance, ``[*batch]``.
+        """By how much a base that is cut off finds log Z larger, 0 where that can be chance, ``[*batch]``.
 
         A leg misses mass rather than invent it, so that only the larger of two that differ tells something.
         """
