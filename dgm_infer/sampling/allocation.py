@@ -25,8 +25,8 @@ class AllocationSettings:
     searches: int = 256
     """Descents from prior draws at most: 6 % of them reach the best mode of the hardest digit that was looked at (math
     5.10)."""
-    per_point: int = 4
-    """The same for every point: there are fewer points where a gradient takes long."""
+    slow_searches: int = 64
+    """The same of networks with convolutions, whose gradients take long."""
     iterations: int = 100
     """Gradients of a descent, at most."""
     few: int = 8
@@ -107,7 +107,7 @@ def allocate_chains(
             return Allocation(own)
         posterior = exact
     left = min(_SETTINGS.numbers // size, affordable(posterior)) - n
-    searches = min(_SETTINGS.searches, _SETTINGS.per_point * n, max(0, left))
+    searches = min(_SETTINGS.slow_searches if posterior.convolves else _SETTINGS.searches, max(0, left))
     pool = torch.cat([position, posterior.initial_draws(searches, rng)])
     evaluated = evaluated or evaluation(posterior, pool, 2 * _SETTINGS.iterations)
     descents: list[tuple[Tensor, ...]] = []

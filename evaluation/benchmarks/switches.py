@@ -70,7 +70,7 @@ def _annealing():
         marginal = problem.marginal
         if marginal is None:
             return anneal(problem, kernel, chains, rng, **options)
-        n = max(chains, annealed_starts.AnnealingSettings().large_population)
+        n = max(chains, annealed_starts.AnnealingSettings().population)
         points = marginal.start(n, rng)
         found = allocation.allocate_chains(marginal, points, chains, rng)
         u1 = points[:chains] if found.position is None else found.position

@@ -115,7 +115,7 @@ def test_where_no_descent_of_a_point_converges_none_begins_at_a_prior_draw(monke
     assert found.jumps is None
     begun.extend([0, 0])
     assert allocate_chains(folded(1.0).marginal, u1, 8, rng()).jumps is not None
-    assert begun[3:] == [16, 8, 56]
+    assert begun[3:] == [16, 8, 248]
 
 
 def test_descents_that_take_longer_hold_no_mode_back_and_no_chain_that_has_stranded(monkeypatch):

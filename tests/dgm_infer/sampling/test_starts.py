@@ -233,7 +233,7 @@ def test_a_large_batch_of_images_is_annealed_by_as_many_points_as_memory_holds(m
     monkeypatch.setattr(LatentPosterior, "tempered_energy", counted)
     options = {"target_acceptance": None}
     annealed_starts.anneal_likelihood(target, dgm.HMC(compile=False), 4, rng(), **options)
-    assert max(rows) == 64 * 50
+    assert max(rows) == 16 * 50
     monkeypatch.setattr(allocation, "_SETTINGS", allocation.AllocationSettings(outputs=10 * 50))
     rows.clear()
     start = annealed_starts.anneal_likelihood(target, dgm.HMC(compile=False), 4, rng(), **options)
