@@ -45,7 +45,11 @@ class DualAveraging:
         eta = 1 / (self.count + self.t0)
         self.error = (1 - eta) * self.error + eta * weight * (self.target - acceptance)
         log_step = bounded(self.mu - math.sqrt(self.count) / self.gamma * self.error)
-        log_step = log_step.maximum(self.floor.log())
+        floor = self.floor.log()
+        # what is held back is not made up for once the floor sinks
+        held = (self.mu - floor) * self.gamma / math.sqrt(self.count)
+        self.error = torch.where(log_step < floor, held, self.error)
+        log_step = log_step.maximum(floor)
         share = self.count**-self.kappa
         self.log_average = share * log_step + (1 - share) * self.log_average
         self.current = log_step.exp()
@@ -264,8 +268,9 @@ class AcceptancePlateau:
     step sizes, each half the one before. No step is shorter than the bin after those already tried. If over four bins
     at least half the chains move, but are accepted less often than the target, and by less than 0.15 and a third more
     often with the two smaller ones than with the two larger ones, steps stay in the second of these bins or above, and
-    double again, up to four times the first ones, unless that costs a fifth of the acceptance. Chains that do not move
-    do not count: they may be stiffer than the rest.
+    double again, up to four times the first ones, unless that costs a fifth of the acceptance. If they are accepted half
+    as often before they double, there was no plateau but few trials: steps shrink on, by four bins at least. Chains that
+    do not move do not count: they may be stiffer than the rest.
 
     Args:
         step_size: ``[*batch]`` initial values.
@@ -283,6 +288,8 @@ class AcceptancePlateau:
     bins = 40
     # share of the acceptance that a doubling of the steps must leave, and how many first steps they grow to
     left, growth = 0.8, 4.0
+    # share of the acceptance of a plateau below which there was none
+    none = 0.5
 
     def __init__(self, step_size: Tensor, target: float):
         self._first, self._target = step_size, target
@@ -290,6 +297,9 @@ class AcceptancePlateau:
         self._counts = step_size.new_zeros(self.bins, *step_size.shape)
         self._plateau = torch.zeros_like(step_size, dtype=torch.bool)
         self._acceptance = torch.zeros_like(step_size)
+        self._grown = torch.zeros_like(step_size, dtype=torch.bool)
+        # the first bin of which a plateau may be made
+        self._from = torch.zeros_like(step_size, dtype=torch.int64)
         # since the steps of a plateau were last doubled; without an end once they are not to be
         self._sum, self._made = torch.zeros_like(step_size), torch.zeros_like(step_size)
         self.floor = step_size
@@ -308,15 +318,20 @@ class AcceptancePlateau:
         deepest = torch.where(self._counts >= enough, order, -1).amax(0)
         window = deepest + torch.arange(1 - self.window, 1, device=step_size.device).reshape(order[: self.window].shape)
         flat, level = self._is_flat(window, enough)
-        flat = flat & ~self._plateau
+        flat = flat & ~self._plateau & (window[0] >= self._from)
         self._acceptance = torch.where(flat, level, self._acceptance)
-        self._grow(acceptance.nan_to_num(0), step_size, 2 * enough)
+        wrong = self._grow(acceptance.nan_to_num(0), step_size, 2 * enough)
+        self._plateau, self._from = self._plateau & ~wrong, torch.where(wrong, deepest + 1, self._from)
         self.floor = torch.where(flat, self._first * 0.5 ** window[1].clamp_min(0), self.floor)
         self._plateau = self._plateau | flat
         self.floor = torch.where(self._plateau, self.floor, self._first * 0.5 ** (deepest + 1))
 
-    def _grow(self, acceptance: Tensor, step_size: Tensor, enough: int) -> None:
-        """Double the least steps of a plateau, once enough of them were tried, unless that has cost acceptance."""
+    def _grow(self, acceptance: Tensor, step_size: Tensor, enough: int) -> Tensor:
+        """Double the least steps of a plateau, once enough of them were tried, unless that has cost acceptance.
+
+        Returns:
+            Where they are accepted so much less often that there is no plateau, ``[*batch]``.
+        """
         here = self._plateau & (step_size < 1.5 * self.floor)
         self._sum, self._made = self._sum + acceptance.mean(0) * here, self._made + here
         mean, ready = self._sum / self._made.clamp_min(1), self._made >= enough
@@ -327,8 +342,11 @@ class AcceptancePlateau:
         # one doubling too many is taken back
         factor = torch.where(good, 2.0, torch.where(self.floor < self.growth * self._first, 0.5, 1.0))
         self.floor = torch.where(ready, self.floor * factor, self.floor)
+        wrong = ready & ~self._grown & (mean < self.none * before)
+        self._grown = self._grown | (ready & good)
         self._sum = torch.where(ready, 0.0, self._sum)
-        self._made = torch.where(ready, torch.where(good, 0.0, -torch.inf), self._made)
+        self._made = torch.where(ready, torch.where(good | wrong, 0.0, -torch.inf), self._made)
+        return wrong
 
     def _is_flat(self, window: Tensor, enough: int) -> tuple[Tensor, Tensor]:
         """Whether acceptance does not respond over a window of bins ``[4, *batch]``, and its mean over all chains at
@@ -349,6 +367,10 @@ class AcceptancePlateau:
         rise = level - (large * short).sum(0) / share
         flat = tried & (2 * short.sum(0) >= len(short)) & (rise < self.rise) & (rise < self.ratio * level)
         return flat, small.mean(0)
+
+    def told(self, acceptance: Tensor) -> Tensor:
+        """Acceptance ``[chains, *batch]`` as it is to be judged, ``[*batch]``: the target where no step reaches it."""
+        return torch.where(self._plateau, self._target, acceptance.mean(0))
 
     def say(self) -> None:
         """Warn where steps have stopped shrinking."""

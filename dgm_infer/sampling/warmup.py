@@ -141,7 +141,8 @@ class WarmUp:
             if metric is not None:
                 self._change(metric, state)
         if self._open:
-            self._settling.update(self._adapted(), state.energy)
+            told = acceptance.mean(0) if self._acceptance_plateau is None else self._acceptance_plateau.told(acceptance)
+            self._settling.update(self._adapted(), state.energy, told / self._target)
 
     @property
     def keeps_form(self) -> bool:
@@ -283,26 +284,32 @@ _WINDOW = 10
 
 
 class Settling:
-    """Whether adapted values and energies have stopped moving.
+    """Whether adapted values and energies have stopped moving, and chains have not.
 
     The efficiency of a kernel is flat about its best step size and length, which are not known better than the changes
     that a few chains' acceptance makes in them: a value has settled when it moved by less than a fifth over the latest
-    third of its adaptation, on every problem.
+    third of its adaptation, on every problem. Nothing has settled where less than half of the acceptance that is wanted
+    is reached: chains that never move have level energies.
     """
 
     fewest = 40
     """Transitions before anything counts as settled."""
     movement = 0.2
     """Largest range of a settled value, in its log."""
+    accepted = 0.5
+    """Least acceptance over the latest third, as a share of what is wanted."""
 
     def __init__(self):
         self._values: list[Tensor] = []
         self._energies: list[Tensor] = []
+        self._accepted: list[Tensor] = []
 
-    def update(self, values: Tensor, energy: Tensor) -> None:
-        """Learn from adapted values, positive, ``[K, *batch]``, and energies ``[chains, *batch]``."""
+    def update(self, values: Tensor, energy: Tensor, accepted: Tensor) -> None:
+        """Learn from adapted values, positive, ``[K, *batch]``, energies ``[chains, *batch]`` and the acceptance of the
+        target's ``[*batch]``."""
         self._values.append(values.log())
         self._energies.append(energy)
+        self._accepted.append(accepted)
 
     @property
     def left(self) -> int:
@@ -315,7 +322,9 @@ class Settling:
         made = len(self._values)
         if made < self.fewest or not is_level(self._energies):
             return False
-        latest = torch.stack(self._values[-(made // 3) :])
+        latest, accepted = (torch.stack(each[-(made // 3) :]) for each in (self._values, self._accepted))
+        if not (accepted.nan_to_num(0).mean(0) >= self.accepted).all():
+            return False
         return bool((latest.amax(0) - latest.amin(0) < self.movement).all())
 
 

@@ -10,6 +10,7 @@ import torch
 from dgm_infer.errors import Status
 from dgm_infer.kernels import Info
 from dgm_infer.kernels.kernel import Tuning
+from dgm_infer.sampling.adaptation import AcceptancePlateau
 from dgm_infer.sampling.warmup import WarmUp
 from dgm_infer.settings import Settings
 from tests.kernels import Place
@@ -108,6 +109,28 @@ def test_steps_grow_again_as_far_as_that_costs_little_acceptance():
     assert ((step_size > 0.008) & (half_smooth(step_size) > 0.35)).all()
 
 
+def few_trials():
+    """One of six for a dozen trials, as of chains that chance lets move, and smooth from then on."""
+    made = 0
+
+    def acceptance(step_size):
+        nonlocal made
+        made += 1
+        return torch.full_like(step_size, 0.16) if made <= 14 else smooth(step_size)
+
+    return acceptance
+
+
+def test_a_plateau_that_few_trials_have_made_up_is_given_up(monkeypatch):
+    step_size, said = warmed(few_trials())
+    torch.testing.assert_close(smooth(step_size), torch.full((PROBLEMS,), 0.8, dtype=FLOAT), atol=0.05, rtol=0)
+    assert said == []
+    # control
+    monkeypatch.setattr(AcceptancePlateau, "none", -1.0)
+    step_size, (words,) = warmed(few_trials())
+    assert (smooth(step_size) < 0.01).all()
+
+
 def test_every_problem_is_judged_by_its_own_chains():
     def both(step_size):
         return torch.stack([flat(step_size[:, 0]), smooth(step_size[:, 1])], -1)
@@ -120,8 +143,6 @@ def test_every_problem_is_judged_by_its_own_chains():
 
 
 def test_control_without_the_response_steps_shrink_for_ever(monkeypatch):
-    from dgm_infer.sampling.adaptation import AcceptancePlateau
-
     monkeypatch.setattr(AcceptancePlateau, "rise", -1.0)
     step_size, said = warmed(flat)
     assert (step_size < 1e-3).all()

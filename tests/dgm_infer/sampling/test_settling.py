@@ -27,10 +27,10 @@ def autoregressive(transitions, correlation=0.5, chains=CHAINS, seed=0, drift=0.
     return [value + drift * i for i, value in enumerate(values)]
 
 
-def settled(values, energies):
+def settled(values, energies, accepted=1.0):
     settling = Settling()
     for value, energy in zip(values, energies, strict=True):
-        settling.update(value, energy)
+        settling.update(value, energy, torch.tensor([1.0, accepted], dtype=FLOAT))
     return settling.reached
 
 
@@ -60,6 +60,14 @@ def test_values_that_stay_have_settled_and_values_that_move_have_not():
     ]
     assert not settled(moving, energies)
     assert not settled(still[: Settling.fewest - 1], energies[: Settling.fewest - 1])
+
+
+def test_chains_that_hardly_move_have_not_settled():
+    """The energies of such chains are level: of a signal of Student-t increments none moved after its warm-up."""
+    energies, still = autoregressive(60, seed=1), [torch.ones(1, 2, dtype=FLOAT)] * 60
+    assert settled(still, energies, 0.6)
+    for accepted in (0.4, 0.0, math.nan):
+        assert not settled(still, energies, accepted)
 
 
 class Counted(dgm.HMC):
