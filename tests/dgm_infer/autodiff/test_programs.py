@@ -113,16 +113,16 @@ def test_trees_are_rebuilt_as_they_were():
     assert hash(form) == hash(flatten((kernel, rest))[1])
 
 
-def test_a_kernel_is_compiled_once_its_transitions_have_taken_as_long(monkeypatch):
+def test_a_kernel_is_compiled_if_its_transitions_to_come_take_as_long(monkeypatch):
     made = []
     monkeypatch.setattr(Program, "compile", lambda self, most=1: made.append(self))
     target, kernel = quartic(), dgm.HMC(step_size=torch.tensor(0.3, dtype=FLOAT), n_steps=5)
     execution, state = Execution(target, 0), kernel.init(target, torch.zeros(4, 3, dtype=FLOAT))
     for _ in range(12):
-        state, _ = execution.step(kernel, state, rng(), lasting=True)
+        state, _ = execution.step(kernel, state, rng(), lasting=True, ahead=12)
     assert not made
     monkeypatch.setattr(executions, "_SETTINGS", CompilationSettings(compiles=1e-3, each=0.0))
-    execution.step(kernel, state, rng(), lasting=True)
+    execution.step(kernel, state, rng(), lasting=True, ahead=12)
     assert len(made) == 1
 
 
