@@ -268,9 +268,9 @@ class AcceptancePlateau:
     step sizes, each half the one before. No step is shorter than the bin after those already tried. If over four bins
     at least half the chains move, but are accepted less often than the target, and by less than 0.15 and a third more
     often with the two smaller ones than with the two larger ones, steps stay in the second of these bins or above, and
-    double again, up to four times the first ones, unless that costs a fifth of the acceptance. If they are accepted half
-    as often before they double, there was no plateau but few trials: steps shrink on, by four bins at least. Chains that
-    do not move do not count: they may be stiffer than the rest.
+    double again, up to four times the first ones, unless that costs a fifth of the acceptance. If they are accepted
+    half as often before they double, there was no plateau but few trials: steps shrink on, by four bins at least.
+    Chains that do not move do not count: they may be stiffer than the rest.
 
     Args:
         step_size: ``[*batch]`` initial values.

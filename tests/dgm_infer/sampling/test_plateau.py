@@ -127,8 +127,9 @@ def test_a_plateau_that_few_trials_have_made_up_is_given_up(monkeypatch):
     assert said == []
     # control
     monkeypatch.setattr(AcceptancePlateau, "none", -1.0)
-    step_size, (words,) = warmed(few_trials())
+    step_size, said = warmed(few_trials())
     assert (smooth(step_size) < 0.01).all()
+    assert len(said) == 1
 
 
 def test_every_problem_is_judged_by_its_own_chains():
