@@ -459,11 +459,12 @@ def bounded(seconds: int, memory: int) -> Iterator[None]:
 
     before, limits = signal.signal(signal.SIGALRM, late), resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (memory, limits[1]))
-    signal.alarm(seconds)
+    # again every second: what is raised within a callback of the interpreter is lost
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1)
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
@@ -499,7 +500,7 @@ def answer_to(call: Callable[..., Any], argument: str, kind: str, seconds: int =
         if "will take about" in str(message):
             foretold = True
             # enough said: its end is not waited for
-            signal.alarm(1)
+            signal.setitimer(signal.ITIMER_REAL, 1, 1)
 
     try:
         with bounded(seconds, 16 * 2**30), warnings.catch_warnings():
