@@ -234,7 +234,7 @@ def test_a_kernel_is_compiled_if_its_transitions_to_come_take_as_long(monkeypatc
     rng = torch.Generator().manual_seed(0)
     state, _ = execution.step(kernel, state, rng, lasting=True, ahead=1)
     assert not made
-    # hundreds of operations of ten microseconds
+    # hundreds of operations of five microseconds
     monkeypatch.setattr(executions, "_SETTINGS", CompilationSettings(projects=1e-3))
     execution.step(kernel, state, rng, lasting=True, ahead=1)
     assert len(made) == 1
