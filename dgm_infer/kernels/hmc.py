@@ -192,7 +192,7 @@ class HMC(Scheduled):
             positions of all chains and the gradients there, or an adapted metric of another run. Lengths are in units
             of the metric.
         compile: whether transitions are compiled to machine code as one program, which takes two to ten seconds in
-            every run, or on a GPU are recorded as CUDA graphs; None once transitions have taken as long as that, by
+            every run, or on a GPU are recorded as CUDA graphs; None if transitions to come take as long as that, by
             count.
     """
 

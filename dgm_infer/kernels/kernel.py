@@ -155,7 +155,7 @@ class Compilable(Kernel, Protocol):
 
     @property
     def compile(self) -> bool | None:
-        """Whether they are; None once they have taken as long as compiling."""
+        """Whether they are; None if those to come take as long as compiling."""
         ...
 
     def is_program(self, problem: Any, /) -> bool:
