@@ -16,7 +16,7 @@ from ..errors import ArgumentError, EvidenceError, warn
 from ..references.density import Whitened
 from ..sampling.plan import Keeping
 from .annealing import AIS, Annealing, anneal
-from .estimators import Estimate, bennett, welch
+from .estimators import Estimate, bennett, exceeded, welch
 from .method import EstimateStatus, Outcome
 from .path import AnnealedPath
 from .result import Evidence
@@ -55,21 +55,19 @@ class Bounds:
         return diagnosis((*self._crossed(), *own), own.numbers)
 
     def _crossed(self) -> list[Finding]:
-        from scipy.stats import t
-
         lower, upper = self.lower, self.upper
         excess = (lower.log_z - upper.log_z).double()
         if lower.diagnostics.get("shared_exact_draw"):
             # such a bound holds on average over problems
             known = excess[excess.isfinite()]
             n = len(known)
-            if n < 2 or not known.mean() > float(t.isf(_CHANCE, n - 1)) * known.std() / math.sqrt(n):
+            if n < 2 or not known.mean() > float(exceeded(_CHANCE, n - 1)) * known.std() / math.sqrt(n):
                 return []
             which, excess = torch.ones_like(excess, dtype=torch.bool), known.mean().expand_as(excess)
         else:
             errors = torch.stack([lower.std_error, upper.std_error.to(lower.std_error)]).double()
             variance, dof = welch(errors, (lower.dof, upper.dof))
-            quantile = torch.as_tensor(t.isf(_CHANCE / max(excess.numel(), 1), dof.cpu().numpy())).to(excess)
+            quantile = exceeded(_CHANCE / max(excess.numel(), 1), dof).to(excess)
             which = excess > quantile * variance.sqrt()
         if not which.any():
             return []

@@ -11,7 +11,7 @@ from ..errors import DgmInferError
 from ..progress import Progress
 from ..references.minimise import beside_mode, minimise, places, same_minimum, same_mode
 from ..references.modes import in_units_of, laplace_masses, spread_out
-from .estimators import welch
+from .estimators import exceeded, welch
 from .method import Outcome
 from .path import AnnealedPath
 from .tempering.parallel import ParallelTempering
@@ -247,8 +247,6 @@ def cross_check(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> C
     Short runs give too small a log Z rather than too large, so that a smaller one says nothing. None is made where the
     gradients do not suffice for one.
     """
-    from scipy.stats import t
-
     estimate = outcome.estimate
     nothing = CrossCheck.none(estimate.log_z)
     affordable = CROSS.share * path.evaluations * len(outcome.draws)
@@ -268,7 +266,7 @@ def cross_check(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> C
         return nothing
     errors = torch.stack([other.std_error, estimate.std_error]).double()
     variance, dof = welch(errors, (chains - 1, len(outcome.draws) - 1))
-    quantile = torch.as_tensor(t.isf(CROSS.false / variance.numel(), dof.clamp_min(1.0).cpu().numpy())).to(variance)
+    quantile = exceeded(CROSS.false / variance.numel(), dof.clamp_min(1.0)).to(variance)
     difference = (other.log_z - estimate.log_z).double().clamp_min(0.0).nan_to_num(0.0)
     return CrossCheck.of(difference, difference, variance, quantile, estimate.log_z)
 

@@ -110,6 +110,14 @@ def welch(errors: Tensor, free: Sequence[int]) -> tuple[Tensor, Tensor]:
     return total, total.square() / (squares.square() / each).sum(0)
 
 
+def exceeded(chance: float, dof: Tensor | float) -> Tensor:
+    """What Student's t exceeds with this chance, float64: a quantile; NaN without degrees of freedom."""
+    # scipy.stats takes a second or two to import
+    from scipy.special import stdtrit
+
+    return -torch.as_tensor(stdtrit(torch.as_tensor(dof).double().cpu().numpy(), chance))
+
+
 def tail_excess(difference: Tensor, log_weights: Tensor) -> Tensor:
     """How much larger ``log f/q``, of target f and base q, is at a draw in the tails than at most draws, ``[*batch]``.
 
@@ -164,8 +172,6 @@ def drift(log_numerators: Tensor, log_denominators: Tensor, powers: Tensor | Non
         log_numerators, log_denominators: of both halves, ``[2, chains, ratios, *batch]``.
         powers: as there.
     """
-    from scipy.stats import t
-
     chains = log_numerators.shape[1]
     if chains == 1:
         return torch.zeros_like(log_numerators[0, 0, 0])
@@ -173,7 +179,7 @@ def drift(log_numerators: Tensor, log_denominators: Tensor, powers: Tensor | Non
     # the first half turned upside down
     above = torch.cat([log_numerators[1], log_denominators[0]], 1)
     change, error, _ = log_ratios(above, torch.cat([log_denominators[1], log_numerators[0]], 1), twice)
-    beyond = float(t.isf(_DRIFT / (2 * max(change.numel(), 1)), chains - 1)) * error
+    beyond = float(exceeded(_DRIFT / (2 * max(change.numel(), 1)), chains - 1)) * error
     return torch.where(change.isfinite() & (change.abs() > beyond), change, 0.0)
 
 

@@ -18,7 +18,7 @@ from ..diagnosis import Diagnosis, diagnosis, finding
 from ..errors import ArgumentError, CheckpointError, cause
 from ..files import read_arrays, write_file
 from ..html import block, table, text
-from .estimators import welch
+from .estimators import exceeded, welch
 from .method import EstimateStatus
 from .warnings import further_findings, run_warnings
 
@@ -343,11 +343,9 @@ class Comparison:
 
 
 def _interval(value: Tensor, std_error: Tensor, dof: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    from scipy.stats import t
-
     fraction("interval", "level", level)
     # without degrees of freedom the quantile is NaN
-    half = torch.as_tensor(t.ppf(0.5 + level / 2, dof.cpu().numpy())).to(std_error) * std_error
+    half = exceeded(0.5 - level / 2, dof).to(std_error) * std_error
     return value - half, value + half
 
 

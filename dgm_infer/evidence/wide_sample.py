@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..autodiff.capture import calls_and_numbers
-from .estimators import welch
+from .estimators import exceeded, welch
 from .method import Outcome
 from .path import AnnealedPath
 
@@ -74,8 +74,6 @@ def wide_sample(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> C
     evidence against the run; a smaller one is not, as a sample may miss mass too. An energy that fails far out leaves
     the question open.
     """
-    from scipy.stats import t
-
     estimate, base = outcome.estimate, path.base
     nothing = CrossCheck.none(estimate.log_z)
     dim, problems = base.dim, max(1, base.batch_shape.numel())
@@ -95,7 +93,7 @@ def wide_sample(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> C
     variance, dof = welch(torch.stack([relative, error]), (len(log_w) - 1, len(outcome.draws) - 1))
     difference = torch.where(effective >= SETTINGS.effective, log_z - claimed, 0.0).clamp_min(0.0).nan_to_num(0.0)
     # the error of few chains is itself uncertain
-    quantile = torch.as_tensor(t.isf(SETTINGS.false / problems, dof.clamp_min(1.0).cpu().numpy())).to(variance)
+    quantile = exceeded(SETTINGS.false / problems, dof.clamp_min(1.0)).to(variance)
     # of Z itself, whose weights have the error
     return CrossCheck.of(difference, -torch.expm1(-difference), variance, quantile, estimate.log_z)
 

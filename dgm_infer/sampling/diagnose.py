@@ -287,11 +287,11 @@ def _by_chance(effective: Tensor, chains: int, tests: Tensor) -> Tensor:
     With M halves of chains, of e effective draws each, ``R-hat^2 - 1`` is at most about ``F/e``, where ``(M - 1) F`` is
     chi-squared of M - 1 degrees of freedom.
     """
-    from scipy.stats import chi2
+    from scipy.special import chdtri
 
     halves = 2 * chains
     # by ranks, and by folded ranks
-    largest = float(chi2.isf(_SETTINGS.chance / max(2 * int(tests), 1), halves - 1)) / (halves - 1)
+    largest = float(chdtri(halves - 1, _SETTINGS.chance / max(2 * int(tests), 1))) / (halves - 1)
     return (1 + largest * halves / effective.nan_to_num(1.0)).sqrt().clamp(_SETTINGS.mixed, _SETTINGS.apart)
 
 

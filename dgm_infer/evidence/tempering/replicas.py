@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ..estimators import Estimate, drift, log_ratios
+from ..estimators import Estimate, drift, exceeded, log_ratios
 from ..method import Outcome
 from ..path import PathPoint
 from ..plan import TUNING
@@ -145,8 +145,6 @@ class SteppingStones:
 
         A leg misses mass rather than invent it, so that only the larger of two that differ tells something.
         """
-        from scipy.stats import t
-
         chains, legs = self._halves.shape[2], len(powers)
         if chains == 1 or legs == 1:
             return torch.zeros_like(powers[0])
@@ -155,7 +153,7 @@ class SteppingStones:
         # the broad leg turned upside down
         above = torch.cat([up[:, :, 0], down[:, :, 1]]).movedim(1, 0)
         more, error, _ = log_ratios(above, torch.cat([down[:, :, 0], up[:, :, 1]]).movedim(1, 0))
-        beyond = float(t.isf(_CHANCE / max(more.numel(), 1), chains - 1)) * error
+        beyond = float(exceeded(_CHANCE / max(more.numel(), 1), chains - 1)) * error
         return torch.where((powers[0] == 0) & more.isfinite() & (more > beyond), more, 0.0)
 
     def _shares(self, powers: Tensor) -> Tensor:
