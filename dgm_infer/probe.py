@@ -14,6 +14,7 @@ from torch import Tensor
 from .errors import DgmInferError, cause
 from .settings import Settings
 from .target import Target
+from .validation import validated
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ def energy_fault(
     """
     given = x.clone()
     try:
+        _check_arguments(target, x)
         energy, again = target.energy(given), target.energy(x.clone())
     except DgmInferError:
         raise
@@ -109,6 +111,27 @@ def energy_fault(
     if _falls(_far_energies(target, x if around is None else around)):
         return "the energy falls without end far from the origin, so that exp(-energy) has no integral: check its sign"
     return target.own_fault(x) or (_gradient_fault(target, x) if differentiated else None)
+
+
+def _check_arguments(target: Target, x: Tensor) -> None:
+    """Let torch's distributions check what they are given, which they do not in a run.
+
+    What they refuse at every point is a mistake, such as data out of their support, and raised; at some points alone it
+    is a point without density.
+    """
+    fault: ValueError | None = None
+    with validated():
+        for point in x.split(1):
+            try:
+                target.energy(point.clone())
+            except DgmInferError:
+                raise
+            except ValueError as error:
+                fault = fault or error
+            else:
+                return
+    if fault is not None:
+        raise fault
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
 """Unconstrained targets: anything with an energy on R^D."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -10,6 +11,7 @@ from .arguments import allocatable, default_type, function, random_generator, si
 from .arguments.values import plural, shown
 from .errors import ArgumentError
 from .html import block, text
+from .validation import unvalidated, without_validation
 
 __all__ = ["Block", "Density", "Target", "as_target", "check_density", "reference"]
 
@@ -73,6 +75,12 @@ class Target:
     coarse: "Target | None" = None
     """The same density in float32, if gradients are computed by that one."""
 
+    def __init_subclass__(cls, **options: Any):
+        super().__init_subclass__(**options)
+        for name in ("energy", "energy_and_gradient"):
+            if inspect.isfunction(own := vars(cls).get(name)):
+                setattr(cls, name, without_validation(own))
+
     def __init__(
         self,
         energy: Callable[[Tensor], Tensor] | None = None,
@@ -94,7 +102,8 @@ class Target:
     def energy(self, x: Tensor) -> Tensor:
         """``[..., *batch_shape, D] -> [..., *batch_shape]``."""
         assert self._energy is not None
-        return self._energy(x)
+        with unvalidated():
+            return self._energy(x)
 
     def energy_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Energy ``[...]`` and gradient ``[..., D]``, detached."""
@@ -293,7 +302,8 @@ class _Adapted(Target):
         return self._own("energy_and_gradient")(x)
 
     def gradient(self, x):
-        return self._own("gradient")(x)
+        with unvalidated():
+            return self._own("gradient")(x)
 
     def latents(self, x):
         return self._own("latents")(x)

@@ -14,6 +14,7 @@ ORDER = {
         "files",
         "diagnosis",
         "progress",
+        "validation",
         "target",
         "autodiff",
         "linear_maps",

@@ -20,9 +20,9 @@ from ..models import (
     evaluation_copy,
     output_distribution,
     reference_tensor,
-    unvalidated,
 )
 from ..target import Posterior
+from ..validation import unvalidated
 from .agreement import check_agreement
 from .faults import check_agreeing, check_once, check_rows, far_values
 from .marginal import gauss_newton

@@ -12,6 +12,7 @@ from ..autodiff.pytrees import tree_map
 from ..errors import ArgumentError
 from ..models import DirectedModel, GenerativeModel, WithNoise, copied, noiseless, reference_tensor
 from ..structures import Dense, Structure
+from ..validation import without_validation
 from .operators import Everything, Operator, Selection
 
 # The methods by which a directed model tells its inputs apart.
@@ -122,16 +123,19 @@ class ObservedModel:
         return torch.cat([u1, self.noise_scale.unsqueeze(-1) * u2], -1)
 
     @differentiable_attention
+    @without_validation
     def outputs(self, u: Tensor) -> Tensor:
         """``[..., *batch, dim] -> [..., *batch, Dy]``."""
         return self.operator(self.model.observed(self.inputs(u)))
 
     @differentiable_attention
+    @without_validation
     def residual(self, u: Tensor, values: Tensor) -> Tensor:
         """The constraint ``c(u)``, zero if and only if ``outputs(u) = values``: ``[..., *batch, Dy]``."""
         return self.in_units(self.operator(self.structure.outputs(self.model, self.inputs(u), values)) - values)
 
     @differentiable_attention
+    @without_validation
     def noiseless_residual(self, u1: Tensor, values: Tensor) -> Tensor:
         """The constraint at global inputs ``[..., *batch, L]`` and local ones of 0: ``[..., *batch, Dy]``.
 
@@ -148,6 +152,7 @@ class ObservedModel:
         return self.model.input_density.log_prob(u)
 
     @differentiable_attention
+    @without_validation
     def log_density(self, u: Tensor) -> Tensor:
         """``log p_u(u)`` plus the model's log factor: ``[..., Du] -> [...]``."""
         log_prob = self.log_prior(u)
@@ -157,6 +162,7 @@ class ObservedModel:
         """Draws from ``p_u``: ``[*shape, Du]``; ``shape`` ends in the batch shape."""
         return self.model.input_density.sample(shape, generator=rng, dtype=like.dtype, device=like.device)
 
+    @without_validation
     def latents(self, u: Tensor) -> dict[str, Tensor]:
         return self.model.latents(self.inputs(u))
 

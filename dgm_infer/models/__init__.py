@@ -9,7 +9,6 @@ from .decoder import (
     base_distribution,
     is_discrete,
     output_distribution,
-    unvalidated,
 )
 from .densities import InputDensity, Logistic, Product, StandardNormal
 from .directed import DirectedModel, WithNoise, beneath_noise, noiseless, validate
@@ -38,6 +37,5 @@ __all__ = [
     "noiseless",
     "output_distribution",
     "reference_tensor",
-    "unvalidated",
     "validate",
 ]

@@ -1,8 +1,7 @@
 """Models with a prior, a decoder and perhaps an encoder, which are asked for these parts, never for their class."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Protocol, Self
@@ -20,17 +19,6 @@ from .directed import DirectedModel, validate
 from .model import GeneratedImages, GenerativeModel, evaluation_copy, reference_tensor
 
 _NO_SHAPE = torch.Size()
-
-
-@contextmanager
-def unvalidated() -> Iterator[None]:
-    """Distributions that are made here do not check their parameters, but where asked to."""
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(before)
 
 
 class CensoredNormal(Distribution):

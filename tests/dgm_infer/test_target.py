@@ -1,0 +1,107 @@
+"""Targets written with torch's distributions, whose checks of arguments end no run."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Bernoulli, Distribution, HalfCauchy, Normal, Uniform
+
+import dgm_infer as dgm
+from dgm_infer.errors import ArgumentError
+from dgm_infer.validation import unvalidated, validated
+from generators import from_module
+
+EFFECTS = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0], dtype=torch.float64)
+ERRORS = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0], dtype=torch.float64)
+
+
+class Schools(dgm.Target):
+    """Eight schools as one writes them: descents come to a log scale whose exponential is zero."""
+
+    def __init__(self):
+        super().__init__(dim=10)
+
+    def energy(self, x):
+        mu, log_tau, theta = x[..., 0], x[..., 1], x[..., 2:]
+        tau = log_tau.exp()
+        log_prob = Normal(0.0, 5.0).log_prob(mu) + HalfCauchy(x.new_tensor(5.0)).log_prob(tau) + log_tau
+        log_prob = log_prob + Normal(mu.unsqueeze(-1), tau.unsqueeze(-1)).log_prob(theta).sum(-1)
+        return -log_prob - Normal(theta, ERRORS.to(x)).log_prob(EFFECTS.to(x)).sum(-1)
+
+
+def coin(x):
+    return -Bernoulli(logits=x[..., 0]).log_prob(torch.tensor(0.5)) + 0.5 * x.square().sum(-1)
+
+
+def within(x):
+    return -Uniform(-3.0, 3.0).log_prob(x).sum(-1) + 0.5 * x.square().sum(-1)
+
+
+class Scaled(nn.Module):
+    def forward(self, z):
+        return Normal(z[..., :1], (40 * z[..., 1:2]).exp()).icdf(torch.sigmoid(z[..., 2:6]))
+
+
+def log_z_of_schools():
+    """By a sum over mu and log tau, given which the effects integrate out."""
+    mu = torch.linspace(-30, 30, 1201, dtype=torch.float64)
+    log_tau = torch.linspace(-20, 12, 3201, dtype=torch.float64)
+    tau = log_tau.exp().unsqueeze(-1)
+    log_prob = Normal(0.0, 5.0).log_prob(mu) + HalfCauchy(torch.tensor(5.0).double()).log_prob(tau) + tau.log()
+    for y, s in zip(EFFECTS, ERRORS, strict=True):
+        log_prob = log_prob + Normal(mu, (tau.square() + s.square()).sqrt()).log_prob(y)
+    return float(log_prob.flatten().logsumexp(0) + (mu[1] - mu[0]).log() + (log_tau[1] - log_tau[0]).log())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_of_distributions_has_its_evidence_though_scales_come_to_zero():
+    with pytest.raises(ValueError, match="scale"):
+        Normal(torch.zeros(1), torch.exp(torch.tensor([-800.0])))
+    found = dgm.log_evidence(Schools(), seed=1, progress=False)
+    assert abs(float(found.log_z) - log_z_of_schools()) < 4 * float(found.std_error)
+    assert Distribution._validate_args
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_chains_of_a_model_of_distributions_end_though_some_come_to_no_density():
+    draws = dgm.sample(Schools(), draws=50, chains=2, seed=1, progress=False)
+    assert draws.inputs.isfinite().all()
+    # beyond the edges is no density: a point like others
+    draws = dgm.sample(dgm.Target(within, 2), draws=50, chains=2, seed=1, progress=False)
+    assert draws.inputs.abs().max() < 3
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_module_of_distributions_is_conditioned_though_scales_come_to_zero():
+    fibre = dgm.condition(from_module(Scaled(), latent=6), torch.tensor([0.1, 0.2, -0.1, 0.3]), noise=0.1)
+    assert dgm.sample(fibre, draws=20, chains=2, seed=1, progress=False).shape[:2] == (2, 20)
+
+
+@pytest.mark.parametrize("call", [dgm.sample, dgm.log_evidence])
+def test_control_data_out_of_a_support_are_refused(call):
+    with pytest.raises(ArgumentError, match="support"):
+        call(dgm.Target(coin, 2), progress=False)
+
+
+def test_checks_are_off_within_any_number_of_calls_and_threads_and_on_again_after():
+    inside, outside = threading.Event(), threading.Event()
+
+    def other():
+        with unvalidated():
+            inside.set()
+            outside.wait(10)
+
+    thread = threading.Thread(target=other)
+    with unvalidated():
+        thread.start()
+        assert inside.wait(10)
+        with unvalidated():
+            assert not Distribution._validate_args
+        assert not Distribution._validate_args
+    assert not Distribution._validate_args
+    outside.set()
+    thread.join()
+    assert Distribution._validate_args
+    with validated(), unvalidated():
+        assert Distribution._validate_args
