@@ -35,6 +35,8 @@ class CheckSettings:
     """Prior draws among which others of finite outputs are looked for, if the runs have too few."""
     factors: tuple[float, ...] = (1.0, 2.0, 4.0)
     """By which these draws are spread out: wide priors of rates explode where their mass is, not in their tails."""
+    wider: int = 4
+    """Draws at each of them, and at the prior's own width, at which units that were found are looked at again."""
     stepped: int = 100
     """Prior draws at which derivatives are 0 before outputs are said to change in steps."""
     jacobian_entries: int = 2**21
@@ -191,15 +193,23 @@ def _find_structure(model: TracedModel, frozen: TracedModel, u: Tensor, structur
     if n_outputs * dim > CHECKS.jacobian_entries and structure is None:
         model.found = f"dense (a Jacobian of {n_outputs} x {dim} was not searched for units)"
         return
-    jacobian = _jacobian(frozen.observed, u)
-    pattern = (jacobian != 0).any(1)
     is_noise = torch.cat([torch.full((draw.size,), not draw.is_prior) for draw in model.draws])
-    split = _find_units(pattern, is_noise)
-    if split is None or split.outputs == n_outputs:
-        # a unit of everything tells less than noise that is added
-        split = _added(frozen, u, _split(pattern, is_noise, dim)) or split
-    if split is None and structure is None:
-        split = _added(frozen, u, _one_unit(jacobian, is_noise))
+
+    def found(jacobian: Tensor) -> UnitSplit | None:
+        pattern = (jacobian != 0).any(1)
+        split = _find_units(pattern, is_noise)
+        if split is None or split.outputs == n_outputs:
+            # a unit of everything tells less than noise that is added
+            split = _added(frozen, u, _split(pattern, is_noise, dim)) or split
+        if split is None and structure is None:
+            split = _added(frozen, u, _one_unit(jacobian, is_noise))
+        return split
+
+    jacobian = _jacobian(frozen.observed, u)
+    split = found(jacobian)
+    if split is not None:
+        # sorting, selections and thresholds couple outputs at some inputs alone
+        split = found(torch.cat([jacobian, _wider_jacobian(frozen, u)], 1))
     if split is None:
         if structure == "independent":
             raise ModelError(f"structure='independent', but the outputs of {model.name} share their noise ({line})")
@@ -220,6 +230,15 @@ def _find_structure(model: TracedModel, frozen: TracedModel, u: Tensor, structur
         if n_units > 1 or n_outputs == 1
         else f"noise of {each} that the outputs share is added, {others}"
     )
+
+
+def _wider_jacobian(frozen: TracedModel, u: Tensor) -> Tensor:
+    """That of the outputs at prior draws, spread out by :attr:`CheckSettings.factors`: ``[N, n, D]``, where finite."""
+    rng = torch.Generator(u.device).manual_seed(3)
+    shape = (CHECKS.wider,)
+    drawn = [frozen.input_density.sample(shape, generator=rng, dtype=u.dtype, device=u.device) for _ in CHECKS.factors]
+    jacobian = _jacobian(frozen.observed, torch.cat([f * v for f, v in zip(CHECKS.factors, drawn, strict=True)]))
+    return jacobian[:, jacobian.isfinite().all(-1).all(0)]
 
 
 def _find_units(pattern: Tensor, is_noise: Tensor) -> UnitSplit | None:

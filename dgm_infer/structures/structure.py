@@ -263,10 +263,15 @@ class UnitStructure(Structure):
         error = (product - expected).abs().amax(-1)
         wrong = error > 1e3 * torch.finfo(u.dtype).eps ** 0.75 * expected.abs().amax(-1)
         if wrong.any():
+            declared = f"{type(model).__name__} declares structure {model.structure!r}"
+            remedy = "declare larger units (unit_inputs, unit_outputs), or structure = 'dense'"
+            if hasattr(model, "found"):
+                # nobody declared what was found by itself
+                declared = f"{model.name} has {model.found} at random inputs"
+                remedy = 'convert it with structure="dense"'
             raise ModelError(
-                f"{type(model).__name__} declares structure {model.structure!r}, but {self.mismatch} "
-                f"(directional derivatives differ by {error[wrong].max().item():.3g}): declare larger units "
-                "(unit_inputs, unit_outputs), or structure = 'dense'"
+                f"{declared}, but {self.mismatch} "
+                f"(directional derivatives differ by {error[wrong].max().item():.3g}): {remedy}"
             )
 
     def local_product(self, local: Callable[[Tensor], Tensor], u2: Tensor, direction: Tensor) -> Tensor:

@@ -378,3 +378,27 @@ def test_the_posterior_of_a_normal_mean_is_exact():
     # the control: the prior's mean is another
     assert abs(means.mean()) > 5 * error
     assert (draws.stats["constraint_error"] < 1e-7).all()
+
+
+def sorted_ends():
+    ends = torch.sort(torch.randn(4)).values
+    return torch.stack([ends[0], ends[-1]])
+
+
+def coupled_far_out():
+    a, b = torch.randn(2), torch.randn(2)
+    return torch.stack([a[0] + a[1], b[0] + torch.exp(3 * torch.relu(a[0] - 2.8)) * b[1]])
+
+
+def test_outputs_that_a_selection_couples_are_no_units():
+    model = dgm.from_simulator(sorted_ends, None)
+    assert model.structure == "dense"
+    dgm.condition(model, torch.tensor([-1.0, 1.0]))
+
+
+def test_units_that_the_data_contradict_are_refused_with_what_helps():
+    model = dgm.from_simulator(coupled_far_out, None)
+    with pytest.raises(ModelError, match=r'coupled_far_out has 2 independent units .*structure="dense"'):
+        dgm.sample(dgm.condition(model, torch.tensor([6.0, 0.5])), draws=2, warmup=2, progress=False)
+    dense = dgm.from_simulator(coupled_far_out, None, structure="dense")
+    assert dgm.condition(dense, torch.tensor([6.0, 0.5])).units is None
