@@ -1,6 +1,7 @@
 """Functions captured as graphs of operations without autograd, and which inputs such a graph is affine in."""
 
 import gc
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import ModelError
 from .simplify import lift_constants, mutates, simplified
 
+_LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
 # The graphs whose constants are inputs of a program that is being captured, and those inputs.
 _BOUND: ContextVar[tuple[tuple["Graph", tuple[Tensor, ...]], ...]] = ContextVar("bound", default=())
 # The graphs that were called, where somebody wants to know.
@@ -262,7 +264,13 @@ def quiet() -> Iterator[None]:
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", category=UserWarning, module="torch")
-        yield
+        level = _LOGGER.level
+        # what it logs, it raises as well, and captures are tried in several ways
+        _LOGGER.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            _LOGGER.setLevel(level)
 
 
 aten = torch.ops.aten

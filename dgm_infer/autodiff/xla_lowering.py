@@ -271,7 +271,7 @@ def _functional(module: fx.GraphModule) -> fx.GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     examples = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
-    own = torch.func.functionalize(module, remove="mutations_and_views")
+    own = torch.func.functionalize(module, remove="mutations")
     try:
         with torch.no_grad():
             return make_fx(own, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)

@@ -282,3 +282,15 @@ def test_control_nothing_is_said_of_priors_that_lose_nothing():
     assert not dgm.from_pyro(own_prior, 2.0).lost_mass
     assert not dgm.target_from_pyro(own_prior, 2.0).lost_mass
     assert not dgm.target_from_pyro(successes, 3).lost_mass
+
+
+def test_a_program_that_splits_what_it_draws_is_compiled_and_nothing_is_logged(capfd):
+    prior = {"weights": of(td.Dirichlet, [1.0, 2.0, 0.5]), "rate": of(td.Gamma, 3.0, 2.0)}
+
+    def simulate(z):
+        return torch.stack([z["weights"][0], z["rate"] * z["weights"][1]]) + 0.2 * torch.randn(2, dtype=FLOAT)
+
+    fibre = dgm.condition(dgm.from_simulator(simulate, prior), torch.tensor([0.9, 0.8], dtype=FLOAT))
+    draws = dgm.sample(fibre, dgm.kernels.LiftedHMC(compile=True), chains=2, warmup=5, draws=5, seed=1, progress=False)
+    assert draws.inputs.isfinite().all()
+    assert capfd.readouterr().err == ""
