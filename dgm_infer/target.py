@@ -284,12 +284,13 @@ class _Adapted(Target):
                 "WithNoise(model, sd=...), or write the observation as a likelihood (for Pyro programs: "
                 "target_from_pyro)"
             )
-        if isinstance(target, nn.Module):
+        has_all = all(hasattr(target, name) for name in ("energy", "dim", "batch_shape"))
+        if isinstance(target, nn.Module) and not has_all:
             raise ArgumentError(
                 f"expected a Target, not a {type(target).__name__}: what condition(model, data) returns, or for "
                 "log_evidence a pair, log_evidence((model, images))"
             )
-        if not all(hasattr(target, name) for name in ("energy", "dim", "batch_shape")):
+        if not has_all:
             raise ArgumentError(
                 f"expected a Target, not a {type(target).__name__}: what condition() returns, or anything with "
                 "energy(x), dim and batch_shape"

@@ -295,5 +295,5 @@ def _found(path: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part, None)
     if not isinstance(found, type | types.FunctionType | types.BuiltinFunctionType):
-        raise ValueError(f"{module} has no {name} any more: give problem=")
+        raise ValueError(f"there is no {name} in {module} here: define it as it was, or give problem=")
     return found

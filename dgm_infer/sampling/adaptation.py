@@ -372,7 +372,7 @@ class AcceptancePlateau:
         """Acceptance ``[chains, *batch]`` as it is to be judged, ``[*batch]``: the target where no step reaches it."""
         return torch.where(self._plateau, self._target, acceptance.mean(0))
 
-    def say(self) -> None:
+    def say(self, remedy: str) -> None:
         """Warn where steps have stopped shrinking."""
         if not self._plateau.any():
             return
@@ -381,6 +381,5 @@ class AcceptancePlateau:
         acceptance, floor = self._acceptance.reshape(-1)[first], self.floor.reshape(-1)[first]
         warn(
             f"warm-up stopped shrinking steps at {floor:.2g}: acceptance{where} stays at about {acceptance:.2f}, "
-            "however small they are: the density has jumps or noise that its gradient does not show; check(model) "
-            "names kinks of activations, from_module(smooth=10) removes them; gram_force=False does this too",
+            f"however small they are: the density has jumps or noise that its gradient does not show; {remedy}",
         )

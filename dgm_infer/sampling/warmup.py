@@ -12,6 +12,7 @@ from ..kernels.hmc import TRAJECTORY
 from ..kernels.kernel import Preconditioned, State, Trial, Tunable, Tuning
 from ..kernels.metrics import Metric
 from ..kernels.mode_jumps import ModeJumps
+from ..target import Posterior, Target
 from .adaptation import (
     AcceptancePlateau,
     ChEES,
@@ -235,7 +236,7 @@ class WarmUp:
         kernel = self._with_sub_steps(self._kernel)
         if self._tuning.step_size:
             if self._acceptance_plateau is not None:
-                self._acceptance_plateau.say()
+                self._acceptance_plateau.say(_remedy(self._kernel, self._problem))
             kernel = kernel.replace(step_size=self._dual_averaging().final.clamp_max(self._longest_step))
         if self._tuning.trajectory_length:
             kernel = kernel.replace(trajectory_length=self._lengths().final)
@@ -269,6 +270,14 @@ class WarmUp:
             length = torch.as_tensor(length, dtype=self._like.dtype, device=self._like.device)
             self._chees = ChEES(length.expand_as(self._like))
         return self._chees
+
+
+def _remedy(kernel: Any, problem: Any) -> str:
+    """What helps against jumps of a density."""
+    if isinstance(problem, Target) and not isinstance(problem, Posterior):
+        return "a smooth function in place of where() or clamp() removes them, kernels.RandomWalk() needs no gradient"
+    smooth = "check(model) names kinks of activations, from_module(smooth=10) removes them"
+    return f"{smooth}; gram_force=False does this too" if hasattr(kernel, "gram_force") else smooth
 
 
 def _told(trial: Trial, asked: Tensor) -> Tensor | float:

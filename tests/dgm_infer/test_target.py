@@ -105,3 +105,23 @@ def test_checks_are_off_within_any_number_of_calls_and_threads_and_on_again_afte
     assert Distribution._validate_args
     with validated(), unvalidated():
         assert Distribution._validate_args
+
+
+class Regression(nn.Module):
+    """An energy with data that move with it, as one writes it."""
+
+    def __init__(self):
+        super().__init__()
+        self.dim, self.batch_shape = 3, torch.Size()
+        self.register_buffer("x", torch.randn(20, 3, generator=torch.Generator().manual_seed(0)))
+        self.x: torch.Tensor
+
+    def energy(self, w):
+        return 0.5 * w.square().sum(-1) + nn.functional.softplus(-(w @ self.x.to(w).mT)).sum(-1)
+
+
+def test_a_module_with_an_energy_is_a_target_and_another_is_none():
+    found = dgm.log_evidence(Regression(), seed=1, progress=False)
+    assert found.std_error < 0.1
+    with pytest.raises(ArgumentError, match="expected a Target, not a Linear"):
+        dgm.sample(nn.Linear(2, 2))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import dgm_infer as dgm
 from dgm_infer.errors import Status
 from dgm_infer.kernels import Info
 from dgm_infer.kernels.kernel import Tuning
@@ -62,11 +63,11 @@ class Curve(Settings):
         return state, Info(mean + noise, torch.full(mean.shape, int(Status.OK)), state.energy)
 
 
-def warmed(acceptance, problems=PROBLEMS, iterations=200):
+def warmed(acceptance, problems=PROBLEMS, iterations=200, problem=None):
     """The step sizes after warm-up from 0.1, ``[problems]``, and what was said."""
     kernel, rng = Curve(acceptance), torch.Generator().manual_seed(0)
     state = kernel.init(None, torch.zeros(CHAINS, problems, 2, dtype=FLOAT))
-    warm = WarmUp(kernel, None, state, rng, iterations=iterations, target_acceptance=0.8, typical=True)
+    warm = WarmUp(kernel, problem, state, rng, iterations=iterations, target_acceptance=0.8, typical=True)
     warm._chain_step_size = torch.full((CHAINS, problems), 0.1, dtype=FLOAT)
     for _ in range(iterations):
         state, info = warm.kernel.step(None, state, rng)
@@ -83,6 +84,15 @@ def test_steps_stop_shrinking_where_acceptance_does_not_respond():
     assert ((step_size > 0.1) & (step_size < 0.5)).all()
     assert 0.3 < float(words.split("stays at about ")[1].split(",")[0]) < 0.5
     assert "problems 0, 1 and 2" in words
+
+
+def test_what_helps_against_jumps_goes_by_the_problem():
+    _, (of_a_target,) = warmed(flat, problem=dgm.Target(lambda x: x.square().sum(-1), 2))
+    _, (of_a_model,) = warmed(flat)
+    assert "where()" in of_a_target
+    assert "check(model)" not in of_a_target
+    assert "from_module(smooth=10)" in of_a_model
+    assert "where()" not in of_a_model
 
 
 def test_steps_shrink_as_far_as_it_takes_where_acceptance_responds():
