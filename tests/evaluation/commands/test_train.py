@@ -331,7 +331,7 @@ def test_a_folder_with_a_run_in_it_is_not_overwritten(run):
 @pytest.mark.slow
 def test_the_configuration_reproduces_the_shipped_generator(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    # its generator, training and data decide: what is looked at on the way does not change the weights
+    # without what is looked at on the way, which has tests of its own
     quiet = {"callbacks": [], "check_val_every_n_epoch": 1000, "log_every_n_steps": 1000, "enable_progress_bar": False}
     Path("quiet.yaml").write_text(yaml.safe_dump({"trainer": quiet}))
     train(["--config", str(CONFIG), "--config", "quiet.yaml", "--export.path", "again"])
