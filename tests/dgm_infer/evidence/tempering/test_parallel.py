@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from functools import cache
 
 import pytest
 import torch
@@ -43,9 +42,8 @@ class ExactMoves(Legs):
         return Move(self.at(v), torch.ones_like(point.energy))
 
 
-@cache
-def equalised(temperatures=12, chains=32):
-    """Replicas with exact moves whose schedule has been equalised, by swaps as they are."""
+def travelled(sweeps=300, temperatures=12, chains=32):
+    """A round of sweeps with exact moves after the schedule has been equalised."""
     rng = torch.Generator().manual_seed(1)
     legs = ExactMoves(AnnealedPath(narrow(), dgm.Gaussian(torch.zeros(DIM, dtype=FLOAT), 1.0)), None)
     betas = torch.linspace(0, 1, temperatures + 1, dtype=FLOAT).pow(4).unsqueeze(-1)
@@ -56,12 +54,6 @@ def equalised(temperatures=12, chains=32):
         for _ in range(n):
             tuned.add(replicas.sweep(None))
         replicas.betas = equal_distances(len(tuned.rejections), replicas.betas, tuned.rejections)
-    return replicas
-
-
-def travelled(sweeps=300):
-    """A round of sweeps, from where the one before ended."""
-    replicas = equalised()
     final = Round(replicas, keep=1, thin=sweeps)
     for _ in range(sweeps):
         final.add(replicas.sweep(None))
