@@ -232,6 +232,7 @@ def valid_arguments(folder: Any) -> dict[str, dict[str, Any]]:
     )
     shapes = {"latent_dim": 3, "output_shape": (8, 8), "hidden": (4,)}
     mixture = {"means": torch.zeros(2, 2), "covariances": torch.eye(2).expand(2, 2, 2), "log_weights": torch.zeros(2)}
+    small = {"layers": 1, "width": 4, "bins": 2}
     weighted = {"draws": torch.randn(2, 12, 2), "log_weights": torch.zeros(2, 12)}
     run = str(folder / "run")
     dgm.sample(circle, kernels.ConstrainedHMC(0.1, 1), warmup=0, draws=4, run=run, **quick)
@@ -341,8 +342,8 @@ def valid_arguments(folder: Any) -> dict[str, dict[str, Any]]:
         "Gaussian.covering": {"found": dgm.modes(target, starts=2)},
         "Mixture.from_local_fits": {"target": target, "starts": 2, "steps": 2, "samples": 2},
         "Mixture.from_modes": {"target": target, "starts": 2},
-        "Flow.fit": {"target": target, "steps": 2, "samples": 4},
-        "Flow.from_draws": {"draws": torch.randn(2, 12, 2), "steps": 2, "samples": 4},
+        "Flow.fit": {"target": target, "start": base, "steps": 2, "samples": 4, **small},
+        "Flow.from_draws": {"draws": torch.randn(2, 12, 2), "steps": 2, "samples": 4, **small},
         "refined": weighted,
         "Draws.load": {"path": folder / "t.nc"},
         "Evidence.load": {"path": folder / "e.npz"},
@@ -433,8 +434,10 @@ def _methods(name: str, cls: type, instance: Any, valid: dict[str, dict[str, Any
         function = getattr(cls if of_class else instance, method)
         key = f"{name}.{method}"
         known = inspect.signature(function).parameters
-        arguments = valid.get(key, valid.get("save method" if method == "save" else method, {}))
-        found[key] = _call(key, function, {name: value for name, value in arguments.items() if name in known})
+        arguments = valid.get("save method" if method == "save" else method, {})
+        # a row of its own may have arguments that are passed on
+        own = valid.get(key, {name: value for name, value in arguments.items() if name in known})
+        found[key] = _call(key, function, own)
     return found
 
 

@@ -30,7 +30,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int, parts: Parts 
     truth = {f"z{i + 1}": float(value) for i, value in enumerate(z)}
     chains = 8 if fast else 64
     # warm-up and draws of each method
-    sizes = [*[(25, 25)] * 4, (10, 15)] if fast else [(300, 300), (500, 1500), (500, 500), (500, 2000), (500, 1500)]
+    sizes = [(25, 25), *[(10, 15)] * 4] if fast else [(300, 300), (500, 1500), (500, 500), (500, 2000), (500, 1500)]
 
     exact = dgm.condition(model, observed)
     wide, narrow = (dgm.condition(model, observed, tolerance=eps) for eps in (0.25, 0.05))

@@ -179,12 +179,12 @@ def importance_sample(
 
 
 @functools.cache
-def quantile_posterior(name: str, seed: int = 30) -> Reference:
-    """The global inputs of a quantile distribution given 10 observations."""
+def quantile_posterior(name: str, seed: int = 30, shift: float = 0.0, draws: int = 200_000) -> Reference:
+    """The global inputs of a quantile distribution given 10 observations, all of them moved by ``shift``."""
     distribution = {"generalised lambda": GENERALISED_LAMBDA, "g-and-k": G_AND_K}[name]
     rng = torch.Generator().manual_seed(seed)
-    x = GeneralisedLambda.published_observations()[0][:10]
-    points, weights = importance_sample(lambda u1: distribution.log_posterior(u1, x), 4, rng)
+    x = GeneralisedLambda.published_observations()[0][:10] + shift
+    points, weights = importance_sample(lambda u1: distribution.log_posterior(u1, x), 4, rng, draws=draws)
     problem = dgm.condition(distribution.model(10), x)
     oracle = moments(problem, *mean_and_covariance(points, weights))
     deviations = oracle.statistics(points.unsqueeze(0)).squeeze(0) - oracle.expected

@@ -152,7 +152,7 @@ def test_intervals_cover_where_tails_are_heavier_than_those_of_a_narrow_base(mon
     assert 0.9 <= share_covered(1.0, 400) <= 0.99
     # control: steps for which single weights have three moments
     monkeypatch.setattr(smc, "SETTINGS", smc.SETTINGS.replace(share_of_rest=1 / 3))
-    assert share_covered(1.0, 400) < 0.9
+    assert share_covered(1.0, 200) < 0.9
 
 
 def test_tails_that_particles_reach_by_moves_alone_are_named():

@@ -313,6 +313,9 @@ def test_a_signal_reaches_a_running_command(config, tmp_path):
         str(config),
         "--draws",
         "100000",
+        # a signal waits for the compiler
+        "--kernel.compile",
+        "false",
     ]
     with open(tmp_path / "stderr.txt", "wb") as stderr:
         process = subprocess.Popen(

@@ -21,7 +21,7 @@ def published():
     images, latents = (x[:N_IMAGES] for x in IWAE.published_images(folder))
     target = LatentPosterior(model.decoder, images, model.input_density)
     encoder = dgm.Gaussian.from_encoder(model.encoder, target.images)
-    base = dgm.Gaussian.fit(target, "full", start=encoder, seed=1)
+    base = dgm.Gaussian.fit(target, "full", start=encoder, steps=400, seed=1)
     return target, encoder, base, latents
 
 

@@ -136,7 +136,7 @@ def test_tempering_finds_the_modes_of_a_published_system_and_a_plain_chain_does_
     # simulated tempering has more systems, in tests of the experiment
     for method in (dgm.GibbsTempering, dgm.ContinuousTempering):
         evidence = dgm.log_evidence(
-            target, base, method(draws=1500, n_steps=20, thin=5), chains=64, seed=1, progress=False
+            target, base, method(draws=750, n_steps=20, thin=5), chains=64, seed=1, progress=False
         )
         # 0.05 to 0.15 over six seeds
         assert (evidence.log_z - truth.log_z).square().mean().sqrt() <= 0.3
