@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .arguments.distributions import validated
 from .errors import DgmInferError, cause
 from .settings import Settings
 from .target import Target
-from .validation import validated
 
 
 @dataclass(frozen=True)

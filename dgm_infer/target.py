@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from .arguments import allocatable, default_type, function, random_generator, sizes, whole_number
+from .arguments.distributions import unvalidated, without_validation
 from .arguments.values import plural, shown
 from .errors import ArgumentError
 from .html import block, text
-from .validation import unvalidated, without_validation
 
 __all__ = ["Block", "Density", "Target", "as_target", "check_density", "reference"]
 

@@ -14,7 +14,6 @@ ORDER = {
         "files",
         "diagnosis",
         "progress",
-        "validation",
         "target",
         "autodiff",
         "linear_maps",
@@ -53,7 +52,7 @@ ORDER = {
         "jacobian_products",
         "row_execution",
     ],
-    "dgm_infer.arguments": ["values", "tensors"],
+    "dgm_infer.arguments": ["values", "tensors", "distributions"],
     "dgm_infer.structures": ["jacobian", "structure", "blocks"],
     "dgm_infer.models": ["densities", "model", "directed", "decoder"],
     "dgm_infer.conditioning": [

@@ -10,6 +10,7 @@ from torch.distributions import Bernoulli, Distribution, Normal
 from torch.nn import functional as F
 
 from ..arguments import digits, indices, instance, numbers, points
+from ..arguments.distributions import unvalidated
 from ..errors import ModelError, ObservationError
 from ..models import (
     CensoredNormal,
@@ -22,7 +23,6 @@ from ..models import (
     reference_tensor,
 )
 from ..target import Posterior
-from ..validation import unvalidated
 from .agreement import check_agreement
 from .faults import check_agreeing, check_once, check_rows, far_values
 from .marginal import gauss_newton

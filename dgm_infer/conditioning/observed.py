@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from ..arguments.distributions import without_validation
 from ..autodiff.layers import differentiable_attention
 from ..autodiff.pytrees import tree_map
 from ..errors import ArgumentError
 from ..models import DirectedModel, GenerativeModel, WithNoise, copied, noiseless, reference_tensor
 from ..structures import Dense, Structure
-from ..validation import without_validation
 from .operators import Everything, Operator, Selection
 
 # The methods by which a directed model tells its inputs apart.

@@ -8,8 +8,8 @@ from torch import nn
 from torch.distributions import Bernoulli, Distribution, HalfCauchy, Normal, Uniform
 
 import dgm_infer as dgm
+from dgm_infer.arguments.distributions import unvalidated, validated
 from dgm_infer.errors import ArgumentError
-from dgm_infer.validation import unvalidated, validated
 from generators import from_module
 
 EFFECTS = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0], dtype=torch.float64)
