@@ -189,7 +189,10 @@ def default_kernel(problem: Fibre | Target) -> Kernel:
         return EllipticalSlice()
     if isinstance(problem, InputPosterior) and _is_narrow(problem):
         return RiemannianHMC()
-    return HMC(metric="dense") if isinstance(problem, Posterior) and problem.dim <= CURVATURE.dim else HMC()
+    if isinstance(problem, Posterior):
+        return HMC(metric="dense") if problem.dim <= CURVATURE.dim else HMC()
+    # nothing says how wide the coordinates of a density are
+    return HMC() if problem.standardised else HMC(metric="diagonal")
 
 
 def _is_ridge(problem: Fibre, marginal: NoiseMarginal) -> bool:

@@ -45,9 +45,9 @@ def sample(
 
     Args:
         problem: a :class:`Fibre`, a :class:`Target`, or anything with ``energy``, ``dim`` and ``batch_shape``.
-        kernel: None for :class:`HMC` on a target (of a dense metric for the latents of a decoder,
-            :class:`EllipticalSlice` if it has no gradient, :class:`RiemannianHMC` where a Gaussian tolerance is small
-            beside the slope of the outputs), and on a fibre
+        kernel: None for :class:`HMC` on a target (of a dense metric for the latents of a decoder, of an adapted
+            diagonal one where no prior says how wide coordinates are, :class:`EllipticalSlice` if it has no gradient,
+            :class:`RiemannianHMC` where a Gaussian tolerance is small beside the slope of the outputs), and on a fibre
             :class:`LiftedHMC` if the model's noise is additive and normal, unless it leaves a narrow, bent ridge,
             half of the other inputs free or more, else :class:`ConstrainedHMC`. Where the start finds several modes,
             :class:`ModeJumps` of the default kernel. ``Draws.kernel`` has it.

@@ -1,5 +1,6 @@
 """The default kernel of a fibre with additive noise: the noise is integrated out, unless that leaves a narrow ridge."""
 
+import pytest
 import torch
 from torch import distributions as td
 
@@ -52,3 +53,35 @@ def test_the_draws_are_those_of_the_kernel_given():
     default, given = dgm.sample(problem, **settings), dgm.sample(problem, dgm.LiftedHMC(), **settings)
     assert default.kernel == given.kernel
     assert torch.equal(default.inputs, given.inputs)
+
+
+MEAN, SD = torch.tensor([0.0, 100.0, 200.0, 300.0, 400.0]), torch.tensor([1.0, 0.01, 1.0, 100.0, 1.0])
+
+
+def scaled():
+    return dgm.Target(lambda x: 0.5 * ((x - MEAN.to(x)) / SD.to(x)).square().sum(-1), 5)
+
+
+def correlated(dim=20, correlation=0.95):
+    covariance = correlation + (1 - correlation) * torch.eye(dim, dtype=torch.float64)
+    precision = torch.linalg.inv(covariance)
+    return dgm.Target(lambda x: 0.5 * ((x @ precision.to(x)) * x).sum(-1), dim)
+
+
+@pytest.mark.parametrize("make", [scaled, correlated])
+def test_densities_of_any_scales_and_correlations_mix_by_default(make):
+    draws = dgm.sample(make(), seed=1, progress=False)
+    assert float(draws.summary()["r_hat"].max()) < 1.05
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [scaled, correlated])
+def test_control_without_a_metric_they_do_not(make):
+    draws = dgm.sample(make(), dgm.HMC(), seed=1, progress=False)
+    assert float(draws.summary()["r_hat"].max()) > 1.2
+
+
+def test_what_has_a_standard_prior_keeps_its_coordinates():
+    posterior = dgm.condition(Corner(), [0.0, 0.0], tolerance=0.5)
+    assert default_kernel(posterior) == dgm.HMC()
+    assert default_kernel(scaled()) == dgm.HMC(metric="diagonal")
