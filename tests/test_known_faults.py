@@ -105,7 +105,7 @@ FAULTS: dict[str, list[str]] = {
     # --------------------------------------------------------------------------------------------------- wrong reasons
     "two devices": [
         "evaluation/commands/test_processes.py::test_a_run_of_two_processes_ends_and_leaves_everything",
-        "evaluation/commands/test_processes.py::test_every_shipped_configuration_trains_in_two_processes_and_resumes",
+        "evaluation/commands/test_processes.py::test_every_kind_of_shipped_configuration_trains_in_two_processes_and_resumes",
     ],
     "no second derivative": [STRANGERS, REFUSED],
     "networks that do not copy": [STRANGERS, REFUSED],

@@ -54,6 +54,7 @@ def log_z_of_schools():
     return float(log_prob.flatten().logsumexp(0) + (mu[1] - mu[0]).log() + (log_tau[1] - log_tau[0]).log())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_of_distributions_has_its_evidence_though_scales_come_to_zero():
     with pytest.raises(ValueError, match="scale"):

@@ -284,6 +284,7 @@ def test_control_nothing_is_said_of_priors_that_lose_nothing():
     assert not dgm.target_from_pyro(successes, 3).lost_mass
 
 
+@pytest.mark.slow
 def test_a_program_that_splits_what_it_draws_is_compiled_and_nothing_is_logged(capfd):
     prior = {"weights": of(td.Dirichlet, [1.0, 2.0, 0.5]), "rate": of(td.Gamma, 3.0, 2.0)}
 
