@@ -83,8 +83,8 @@ def sample(problem, kernel=None, **changes):
 
 @pytest.fixture(scope="module")
 def gaussians():
-    """Draws of isotropic normals of two scales, 20 dimensions."""
-    return sample(isotropic())
+    """Draws of isotropic normals of two scales, 20 dimensions, whose lengths are in units of no metric."""
+    return sample(isotropic(), dgm.HMC())
 
 
 def isotropic():
