@@ -276,7 +276,7 @@ def reference(target) -> Tensor | None:
 class _Adapted(Target):
     """A target that is not a subclass: uses what it defines, and :class:`Target` for the rest."""
 
-    def __init__(self, target):
+    def __init__(self, target: Any):
         if hasattr(target, "constraint"):
             raise ArgumentError(
                 f"expected a Target, not a {type(target).__name__}: an exact observation leaves a surface without a "
