@@ -125,7 +125,7 @@ def test_shorter_and_longer_trajectories_are_worth_less(gaussians):
 @pytest.mark.slow
 def test_lengths_are_in_proportion_to_the_scales_however_small_or_large():
     scales = (1e-3, 0.1, 1.0, 10.0, 1e3)
-    draws = sample(correlated_gaussian(scales).problem, draws=5)
+    draws = sample(correlated_gaussian(scales).problem, dgm.HMC(), draws=5)
     kernel: Any = draws.kernel
     relative = kernel.trajectory_length / torch.tensor(scales, dtype=FLOAT)
     assert relative.max() / relative.min() < 1.5
