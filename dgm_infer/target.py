@@ -295,7 +295,9 @@ class _Adapted(Target):
                 f"expected a Target, not a {type(target).__name__}: what condition() returns, or anything with "
                 "energy(x), dim and batch_shape"
             )
-        super().__init__(target.energy, target.dim, target.batch_shape)
+        # whatever its class, it has these
+        given: Any = target
+        super().__init__(given.energy, given.dim, given.batch_shape)
         self._target, self.prior = target, getattr(target, "prior", None)
         self.standardised = getattr(target, "standardised", False)
 
