@@ -189,10 +189,10 @@ def default_kernel(problem: Fibre | Target) -> Kernel:
         return EllipticalSlice()
     if isinstance(problem, InputPosterior) and _is_narrow(problem):
         return RiemannianHMC()
-    if isinstance(problem, Posterior):
-        return HMC(metric="dense") if problem.dim <= CURVATURE.dim else HMC()
-    # nothing says how wide the coordinates of a density are
-    return HMC() if problem.standardised else HMC(metric="diagonal")
+    if not problem.standardised:
+        # nothing says how wide its coordinates are
+        return HMC(metric="diagonal")
+    return HMC(metric="dense") if isinstance(problem, Posterior) and problem.dim <= CURVATURE.dim else HMC()
 
 
 def _is_ridge(problem: Fibre, marginal: NoiseMarginal) -> bool:

@@ -12,7 +12,7 @@ from ..kernels.hmc import TRAJECTORY
 from ..kernels.kernel import Preconditioned, State, Trial, Tunable, Tuning
 from ..kernels.metrics import Metric
 from ..kernels.mode_jumps import ModeJumps
-from ..target import Posterior, Target
+from ..target import Target
 from .adaptation import (
     AcceptancePlateau,
     ChEES,
@@ -274,7 +274,7 @@ class WarmUp:
 
 def _remedy(kernel: Any, problem: Any) -> str:
     """What helps against jumps of a density."""
-    if isinstance(problem, Target) and not isinstance(problem, Posterior):
+    if isinstance(problem, Target) and not problem.standardised:
         return "a smooth function in place of where() or clamp() removes them, kernels.RandomWalk() needs no gradient"
     smooth = "check(model) names kinks of activations, from_module(smooth=10) removes them"
     return f"{smooth}; gram_force=False does this too" if hasattr(kernel, "gram_force") else smooth

@@ -138,7 +138,7 @@ def test_tempering_finds_the_modes_of_a_published_system_and_a_plain_chain_does_
         evidence = dgm.log_evidence(
             target, base, method(draws=750, n_steps=20, thin=5), chains=64, seed=1, progress=False
         )
-        # 0.05 to 0.15 over six seeds
+        # 0.05 to 0.15 over six seeds, with twice the draws
         assert (evidence.log_z - truth.log_z).square().mean().sqrt() <= 0.3
         moments = weighted_moments(evidence.draws.flatten(0, 1).double(), evidence.log_weights.flatten(0, 1))
         worst = max(worst, float((moments.mean.mean(0) - truth.mean).square().mean().sqrt()))
