@@ -20,7 +20,7 @@ from ..settings import Settings
 from ..target import Target
 from .integrators import PhasePoint, leapfrog
 from .kernel import Info, TrajectoryEnd, Trial, Tuning, either
-from .metrics import Metric, check_metric, check_shape, first_metric, metric_in_use, open_metric
+from .metrics import Metric, check_metric, check_shape, chosen_metric, first_metric, metric_in_use, open_metric
 
 
 @dataclass(frozen=True)
@@ -190,18 +190,19 @@ class HMC(Scheduled):
         metric: covariance that the target is taken to have, whose inverse is the mass: ``"identity"``, or
             ``"diagonal"``, ``"dense"`` or ``"low_rank"`` (plus diagonal), which warm-up adapts per problem to the
             positions of all chains and the gradients there, or an adapted metric of another run. Lengths are in units
-            of the metric.
+            of the metric. None for ``"diagonal"`` of a density, ``"dense"`` of a posterior of up to 512 latents, and
+            ``"identity"`` otherwise, and where a length is given.
         compile: whether transitions are compiled to machine code as one program, which takes two to ten seconds in
             every run, or on a GPU are recorded as CUDA graphs; None if transitions to come take as long as that, by
             count.
     """
 
-    metric: str | Metric = "identity"
+    metric: str | Metric | None = None
     compile: bool | None = None
 
     def __post_init__(self):
         super().__post_init__()
-        check_metric("HMC", self.metric)
+        check_metric("HMC", self.metric, (None,))
         choice("HMC", "compile", self.compile, (True, False, None))
 
     def check(self, problem) -> None:
@@ -213,11 +214,14 @@ class HMC(Scheduled):
         """Whether :meth:`step` can be captured as one program."""
         return True
 
+    def _chosen_metric(self, problem: Target) -> str | Metric:
+        return chosen_metric(self.metric, problem, self.step_size, self.trajectory_length)
+
     def tuning(self, problem: Target) -> Tuning:
-        return dataclasses.replace(self.schedule_tuning(), metric=open_metric(self.metric))
+        return dataclasses.replace(self.schedule_tuning(), metric=open_metric(self._chosen_metric(problem)))
 
     def metric_at(self, problem: Target, position: Tensor) -> Metric | None:
-        return first_metric(self.metric, problem, position)
+        return first_metric(self._chosen_metric(problem), problem, position)
 
     def init(self, problem: Target, position: Tensor) -> HMCState:
         return HMCState(position, *captured(problem).energy_gradient_and_extra(position))

@@ -45,15 +45,28 @@ class CurvatureSettings:
 _SETTINGS, CURVATURE = MetricSettings(), CurvatureSettings()
 
 
-def check_metric(name: str, metric: object, others: tuple[str, ...] = ()) -> None:
+def check_metric(name: str, metric: object, others: tuple[str | None, ...] = ()) -> None:
     """Raise ArgumentError unless a kernel's field is a metric or the name of one, or of one of its own."""
     if not isinstance(metric, LinearMap):
         choice(name, "metric", metric, (*METRICS, *others))
 
 
-def check_shape(name: str, metric: str | Metric, batch_shape: torch.Size, dim: int) -> None:
+def chosen_metric(metric: str | Metric | None, problem: Target, *lengths: float | Tensor | None) -> str | Metric:
+    """A kernel's metric, and for None the one that suits the problem: dense for a posterior of few latents, diagonal
+    for a density, whose coordinates may have any width. Lengths that are given are those of the coordinates as they
+    are."""
+    if metric is not None:
+        return metric
+    if any(length is not None for length in lengths):
+        return "identity"
+    if not problem.standardised:
+        return "diagonal"
+    return "dense" if isinstance(problem, Posterior) and problem.dim <= CURVATURE.dim else "identity"
+
+
+def check_shape(name: str, metric: str | Metric | None, batch_shape: torch.Size, dim: int) -> None:
     """Raise ArgumentError unless a metric is one of such problems."""
-    if isinstance(metric, str):
+    if not isinstance(metric, LinearMap):
         return
     for part in metric.parts:
         shape = tuple(part.shape)
@@ -65,9 +78,9 @@ def check_shape(name: str, metric: str | Metric, batch_shape: torch.Size, dim: i
             )
 
 
-def metric_in_use(metric: str | Metric) -> Metric:
+def metric_in_use(metric: str | Metric | None) -> Metric:
     """The metric of a transition: the identity as long as warm-up has not adapted one."""
-    return IDENTITY if isinstance(metric, str) else metric
+    return metric if isinstance(metric, LinearMap) else IDENTITY
 
 
 def open_metric(metric: str | Metric) -> str | None:

@@ -20,7 +20,7 @@ from ..target import Target
 from .hmc import TRAJECTORY, HMCState, check_target, draw_momentum, given_step_size
 from .integrators import Evaluate, PhasePoint, leapfrog
 from .kernel import Info, Trial, Tuning
-from .metrics import Metric, check_metric, check_shape, first_metric, metric_in_use, open_metric
+from .metrics import Metric, check_metric, check_shape, chosen_metric, first_metric, metric_in_use, open_metric
 
 
 class Tree(NamedTuple):
@@ -182,10 +182,10 @@ class NUTS(Settings):
 
     step_size: float | Tensor | None = None
     n_steps: int | tuple[int, int] = 1023
-    metric: str | Metric = "identity"
+    metric: str | Metric | None = None
 
     def __post_init__(self):
-        check_metric("NUTS", self.metric)
+        check_metric("NUTS", self.metric, (None,))
         optional_positive("NUTS", "step_size", self.step_size)
         counts("NUTS", "n_steps", self.n_steps)
 
@@ -199,14 +199,17 @@ class NUTS(Settings):
         """The leapfrog steps of the largest tree."""
         return 2 ** deepest(counts("NUTS", "n_steps", self.n_steps)[1]) - 1
 
+    def _chosen_metric(self, problem: Target) -> str | Metric:
+        return chosen_metric(self.metric, problem, self.step_size)
+
     def tuning(self, problem: Target) -> Tuning:
-        return Tuning(step_size=self.step_size is None, metric=open_metric(self.metric))
+        return Tuning(step_size=self.step_size is None, metric=open_metric(self._chosen_metric(problem)))
 
     def probe(self, step_size: Tensor, n_steps: int) -> Self:
         return self.replace(step_size=step_size, n_steps=n_steps)
 
     def metric_at(self, problem: Target, position: Tensor) -> Metric | None:
-        return first_metric(self.metric, problem, position)
+        return first_metric(self._chosen_metric(problem), problem, position)
 
     def init(self, problem: Target, position: Tensor) -> HMCState:
         return HMCState(position, *problem.energy_and_gradient(position))

@@ -15,9 +15,8 @@ from ..conditioning.fibre import Fibre
 from ..conditioning.marginal import NoiseMarginal
 from ..errors import ArgumentError
 from ..kernels import HMC, ConstrainedHMC, EllipticalSlice, Kernel, LiftedHMC, RiemannianHMC
-from ..kernels.metrics import CURVATURE
 from ..kernels.mode_jumps import Jumps
-from ..target import Posterior, Target
+from ..target import Target
 from .chain_groups import side_by_side
 from .draws import Draws
 from .inference_data import effective_draws, r_hat
@@ -189,10 +188,7 @@ def default_kernel(problem: Fibre | Target) -> Kernel:
         return EllipticalSlice()
     if isinstance(problem, InputPosterior) and _is_narrow(problem):
         return RiemannianHMC()
-    if not problem.standardised:
-        # nothing says how wide its coordinates are
-        return HMC(metric="diagonal")
-    return HMC(metric="dense") if isinstance(problem, Posterior) and problem.dim <= CURVATURE.dim else HMC()
+    return HMC()
 
 
 def _is_ridge(problem: Fibre, marginal: NoiseMarginal) -> bool:

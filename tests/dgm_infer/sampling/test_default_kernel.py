@@ -6,7 +6,7 @@ from torch import distributions as td
 
 import dgm_infer as dgm
 from dgm_infer.sampling.plan import default_kernel
-from generators import LotkaVolterra
+from generators import BernoulliDecoder, LatentPosterior, LotkaVolterra
 from tests.oracles import Wave, circle, linear_gaussian
 
 
@@ -68,20 +68,28 @@ def correlated(dim=20, correlation=0.95):
     return dgm.Target(lambda x: 0.5 * ((x @ precision.to(x)) * x).sum(-1), dim)
 
 
+@pytest.mark.parametrize("kernel", [None, dgm.HMC(), dgm.NUTS()], ids=["default", "HMC", "NUTS"])
 @pytest.mark.parametrize("make", [scaled, correlated])
-def test_densities_of_any_scales_and_correlations_mix_by_default(make):
-    draws = dgm.sample(make(), seed=1, progress=False)
+def test_densities_of_any_scales_and_correlations_mix(make, kernel):
+    draws = dgm.sample(make(), kernel, seed=1, progress=False)
     assert float(draws.summary()["r_hat"].max()) < 1.05
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", [scaled, correlated])
 def test_control_without_a_metric_they_do_not(make):
-    draws = dgm.sample(make(), dgm.HMC(), seed=1, progress=False)
+    draws = dgm.sample(make(), dgm.HMC(metric="identity"), seed=1, progress=False)
     assert float(draws.summary()["r_hat"].max()) > 1.2
 
 
-def test_what_has_a_standard_prior_keeps_its_coordinates():
-    posterior = dgm.condition(Corner(), [0.0, 0.0], tolerance=0.5)
-    assert default_kernel(posterior) == dgm.HMC()
-    assert default_kernel(scaled()) == dgm.HMC(metric="diagonal")
+def test_the_metric_is_that_of_the_problem_unless_a_length_is_given():
+    image = LatentPosterior(BernoulliDecoder(2, (3,), [4]), torch.zeros(3), dgm.StandardNormal(2))
+    approximate = dgm.condition(Corner(), [0.0, 0.0], tolerance=0.5)
+    for kernel in (dgm.HMC, dgm.NUTS):
+        assert kernel().tuning(scaled()).metric == "diagonal"
+        assert kernel().tuning(image).metric == "dense"
+        assert kernel().tuning(approximate).metric is None
+        assert kernel(step_size=0.1).tuning(scaled()).metric is None
+        assert kernel(metric="dense").tuning(scaled()).metric == "dense"
+    assert dgm.HMC(trajectory_length=1.0).tuning(scaled()).metric is None
+    assert all(isinstance(default_kernel(problem), dgm.HMC) for problem in (image, approximate, scaled()))

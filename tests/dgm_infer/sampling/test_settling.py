@@ -84,7 +84,7 @@ def transitions(kernel=None, draws=10, **changes):
     """Transitions of a run on a Gaussian; searching for a first step size takes a few."""
     Counted.made = 0
     problem = correlated_gaussian((0.5, 2.0)).problem
-    kernel = Counted() if kernel is None else kernel
+    kernel = Counted(metric="identity") if kernel is None else kernel
     arguments: dict[str, Any] = {"chains": 8, "draws": draws, "seed": 1, "progress": False} | changes
     result = dgm.sample(problem, kernel, **arguments)
     assert result.stats["acceptance_rate"].shape == (8, draws, 2)
@@ -165,7 +165,7 @@ def test_failing_solvers_are_waited_for():
 def test_a_stopped_run_with_an_open_warm_up_goes_on_with_the_same_draws(tmp_path, monkeypatch):
     problem = correlated_gaussian((0.5, 2.0)).problem
     arguments: dict[str, Any] = {"chains": 8, "draws": 10, "seed": 1, "progress": False}
-    whole = dgm.sample(problem, dgm.HMC(), **arguments)
+    whole = dgm.sample(problem, dgm.HMC(metric="identity"), **arguments)
 
     class Stop(Exception):
         pass
@@ -180,7 +180,7 @@ def test_a_stopped_run_with_an_open_warm_up_goes_on_with_the_same_draws(tmp_path
 
     monkeypatch.setattr(dgm.HMC, "step", stopped)
     with pytest.raises(Stop):
-        dgm.sample(problem, dgm.HMC(), run=tmp_path / "run", checkpoint_every=1e-9, **arguments)
+        dgm.sample(problem, dgm.HMC(metric="identity"), run=tmp_path / "run", checkpoint_every=1e-9, **arguments)
     monkeypatch.undo()
     resumed = dgm.resume(tmp_path / "run", problem=problem, progress=False)
     assert resumed.inputs is not None

@@ -84,7 +84,7 @@ def sample(problem, kernel=None, **changes):
 @pytest.fixture(scope="module")
 def gaussians():
     """Draws of isotropic normals of two scales, 20 dimensions, whose lengths are in units of no metric."""
-    return sample(isotropic(), dgm.HMC())
+    return sample(isotropic(), dgm.HMC(metric="identity"))
 
 
 def isotropic():
@@ -125,7 +125,7 @@ def test_shorter_and_longer_trajectories_are_worth_less(gaussians):
 @pytest.mark.slow
 def test_lengths_are_in_proportion_to_the_scales_however_small_or_large():
     scales = (1e-3, 0.1, 1.0, 10.0, 1e3)
-    draws = sample(correlated_gaussian(scales).problem, dgm.HMC(), draws=5)
+    draws = sample(correlated_gaussian(scales).problem, dgm.HMC(metric="identity"), draws=5)
     kernel: Any = draws.kernel
     relative = kernel.trajectory_length / torch.tensor(scales, dtype=FLOAT)
     assert relative.max() / relative.min() < 1.5
@@ -230,7 +230,7 @@ def test_warm_up_leaves_the_sub_steps_of_a_gentle_fibre(linear):
 
 
 KERNELS = [
-    dgm.HMC(),
+    dgm.HMC(metric="identity"),
     dgm.HMC(step_size=0.3),
     dgm.HMC(trajectory_length=1.0),
     dgm.HMC(n_steps=(2, 5)),
@@ -273,7 +273,7 @@ def test_what_is_left_open_is_filled_in_and_what_is_given_is_kept(kernel, warmup
             assert (now > 0).all()
 
 
-@pytest.mark.parametrize("kernel", some((dgm.HMC(), dgm.ConstrainedHMC(), dgm.HMC(n_steps=4)), quick=(dgm.HMC(),)))
+@pytest.mark.parametrize("kernel", some((dgm.HMC(metric="identity"), dgm.ConstrainedHMC(), dgm.HMC(n_steps=4)), quick=(dgm.HMC(),)))
 def test_a_frozen_kernel_is_not_adapted_again(kernel):
     problem = problem_for(kernel)
     initial = problem.start(4, torch.Generator().manual_seed(123))
