@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .arguments import allocatable, default_type, function, random_generator, sizes, whole_number
-from .arguments.distributions import unvalidated, without_validation
+from .arguments.distributions import without_validation
 from .arguments.values import plural, shown
 from .errors import ArgumentError
 from .html import block, text
@@ -102,8 +102,7 @@ class Target:
     def energy(self, x: Tensor) -> Tensor:
         """``[..., *batch_shape, D] -> [..., *batch_shape]``."""
         assert self._energy is not None
-        with unvalidated():
-            return self._energy(x)
+        return without_validation(self._energy)(x)
 
     def energy_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Energy ``[...]`` and gradient ``[..., D]``, detached."""
@@ -305,8 +304,7 @@ class _Adapted(Target):
         return self._own("energy_and_gradient")(x)
 
     def gradient(self, x):
-        with unvalidated():
-            return self._own("gradient")(x)
+        return without_validation(self._own("gradient"))(x)
 
     def latents(self, x):
         return self._own("latents")(x)

@@ -1,12 +1,16 @@
-"""Checks that torch's distributions make of their arguments: off while chains run, which come to where they fail."""
+"""Checks of torch that would end all chains where one has come to a point without density: off while chains run."""
 
 import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+import torch
+from torch import Tensor
 from torch.distributions import Distribution
+from torch.linalg import LinAlgError
+from torch.overrides import TorchFunctionMode
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,11 +55,58 @@ def validated() -> Iterator[None]:
 
 
 def without_validation(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that runs within :func:`unvalidated`."""
+    """A function that runs within :func:`unvalidated`, and again within :class:`NanFactors` where it fails by a
+    matrix."""
 
     @functools.wraps(function)
     def plain(*args: P.args, **kwargs: P.kwargs) -> R:
         with unvalidated():
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except LinAlgError:
+                with NanFactors():
+                    return function(*args, **kwargs)
 
     return plain
+
+
+class NanFactors(TorchFunctionMode):
+    """While active, factors, inverses and solutions of the matrices of a batch that have none are NaN, which torch
+    refuses for the whole batch."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        own = _FACTORISATIONS.get(func)
+        return func(*args, **(kwargs or {})) if own is None else own(*args, **(kwargs or {}))
+
+
+def _cholesky(A: Tensor, *, upper: bool = False) -> Tensor:
+    factor, failed = torch.linalg.cholesky_ex(A, upper=upper)
+    return _where_found(failed, factor)
+
+
+def _old_cholesky(input: Tensor, upper: bool = False) -> Tensor:
+    return _cholesky(input, upper=upper)
+
+
+def _inverse(A: Tensor) -> Tensor:
+    inverse, failed = torch.linalg.inv_ex(A)
+    return _where_found(failed, inverse)
+
+
+def _solution(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
+    solution, failed = torch.linalg.solve_ex(A, B, left=left)
+    return _where_found(failed, solution)
+
+
+def _where_found(failed: Tensor, value: Tensor) -> Tensor:
+    return torch.where(failed.reshape(*failed.shape, *[1] * (value.ndim - failed.ndim)) == 0, value, torch.nan)
+
+
+_FACTORISATIONS: dict[Any, Callable[..., Any]] = {
+    torch.linalg.cholesky: _cholesky,
+    torch.cholesky: _old_cholesky,
+    torch.linalg.inv: _inverse,
+    torch.inverse: _inverse,
+    Tensor.inverse: _inverse,
+    torch.linalg.solve: _solution,
+}

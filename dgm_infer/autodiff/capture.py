@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..arguments.distributions import NanFactors
 from ..errors import ModelError
 from .simplify import lift_constants, mutates, simplified
 
@@ -85,9 +86,14 @@ def capture(function: Callable[..., Sequence[Tensor]], *examples: Tensor, differ
     Raises:
         ModelError: Python decides by values, numbers are drawn at random, or an operation cannot be captured.
     """
+
+    def in_a_run(*inputs: Tensor) -> list[Tensor]:
+        with NanFactors():
+            return list(function(*inputs))
+
     with quiet(), recorded_graphs():
         try:
-            module = traced(lambda *inputs: list(function(*inputs)))(*examples)
+            module = traced(in_a_run)(*examples)
         except Exception as error:
             looks = "value out of a tracing tensor" in str(error)
             reason = "Python looks at values of its tensors" if looks else error
@@ -157,7 +163,7 @@ def value_and_gradient(
         (slope,) = torch.autograd.grad(function(point)[0].sum(), point)
     with torch.no_grad():
         if not torch.allclose(
-            both(x.detach())[1], slope, rtol=1e-3, atol=1e-3 * float(slope.abs().max()), equal_nan=True
+            both(x.detach())[1], slope, rtol=1e-3, atol=1e-3 * float(slope.abs().nan_to_num().max()), equal_nan=True
         ):
             raise ModelError("its gradient is not that of its values")
     return value, both

@@ -10,7 +10,7 @@ from torch.distributions import Bernoulli, Distribution, Normal
 from torch.nn import functional as F
 
 from ..arguments import digits, indices, instance, numbers, points
-from ..arguments.distributions import unvalidated
+from ..arguments.distributions import without_validation
 from ..errors import ModelError, ObservationError
 from ..models import (
     CensoredNormal,
@@ -140,8 +140,7 @@ class LatentPosterior(Posterior):
 
     def _pixels(self, z: Tensor) -> Distribution:
         # a check of parameters would end all chains where one has diverged
-        with unvalidated():
-            return self.decoder(z)
+        return without_validation(self.decoder)(z)
 
     def _log_prob(self, likelihood: Distribution) -> Tensor:
         base = base_distribution(likelihood)

@@ -13,7 +13,7 @@ from ..arguments import positive
 from ..autodiff.randomness import normal
 from ..progress import Progress
 from .estimators import Estimate, finite_or_zero, largest_share, log_mean, weight_ess
-from .method import EstimateStatus, Outcome
+from .method import EstimateStatus, Outcome, of_whole_base
 from .path import AnnealedPath, Move, PathPoint
 from .plan import Plan, Planned
 
@@ -171,10 +171,12 @@ class Annealing(Planned):
         raise NotImplementedError
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
+        path.restrict(rng)
         plan = self.plan(path, chains, rng, progress)
         spent = path.evaluations
         start = path.draws(chains, rng)
-        return anneal(path, plan, start, self.moves, rng, progress).outcome(path, spent)
+        outcome = anneal(path, plan, start, self.moves, rng, progress).outcome(path, spent)
+        return of_whole_base(outcome, path.inside)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from ..arguments.values import shown
 from ..errors import ArgumentError
 from ..progress import Progress
 from .estimators import Estimate
-from .path import AnnealedPath
+from .path import AnnealedPath, Inside
 
 EstimateStatus = Literal["unbiased", "consistent", "lower", "upper", "heuristic"]
 
@@ -63,6 +63,19 @@ def check_held(method: object, path: AnnealedPath, **held: int) -> None:
     for field, elements in held.items():
         name, value, remedy = type(method).__name__, getattr(method, field), f"use fewer {field.replace('_', ' ')}"
         allocatable(name, field, value, elements, remedy, like=path.base.mean)
+
+
+def of_whole_base(outcome: Outcome, inside: Inside | None) -> Outcome:
+    """The outcome of chains that started in a part of the base, with its mass."""
+    if inside is None:
+        return outcome
+    estimate, shift = outcome.estimate, inside.log_share
+    return outcome._replace(
+        estimate=estimate._replace(
+            log_z=estimate.log_z + shift, std_error=estimate.std_error.hypot(inside.error.to(estimate.std_error))
+        ),
+        log_weights=outcome.log_weights + shift,
+    )
 
 
 def joined(parts: Sequence[Outcome], shape: torch.Size) -> Outcome:

@@ -35,7 +35,7 @@ def worst(draws: Any, n: int, names: Any = None) -> dict[str, Tensor]:
     """The ``n`` single latents of the largest R-hat, by their names in the summary: each ``[chains, draws]``."""
     chosen = list(draws.latents) if names is None else names_of("plot", "names", names, draws.latents)
     summary = draws.summary(chosen)
-    values = torch.cat([draws.latents[name].flatten(2).reshape(*draws.shape[:2], -1) for name in chosen], -1)
+    values = torch.cat([draws.latents[name].reshape(*draws.shape[:2], -1) for name in chosen], -1)
     order = np.argsort(-summary["r_hat"].fillna(-1).to_numpy(), kind="stable")[:n]
     return {str(summary.index[i]): values[..., i] for i in sorted(order)}
 

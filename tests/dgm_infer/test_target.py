@@ -1,5 +1,6 @@
 """Targets written with torch's distributions, whose checks of arguments end no run."""
 
+import math
 import threading
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 from torch.distributions import Bernoulli, Distribution, HalfCauchy, Normal, Uniform
 
 import dgm_infer as dgm
-from dgm_infer.arguments.distributions import unvalidated, validated
+from dgm_infer.arguments.distributions import unvalidated, validated, without_validation
 from dgm_infer.errors import ArgumentError
 from generators import from_module
 
@@ -126,3 +127,47 @@ def test_a_module_with_an_energy_is_a_target_and_another_is_none():
     assert found.std_error < 0.1
     with pytest.raises(ArgumentError, match="expected a Target, not a Linear"):
         dgm.sample(nn.Linear(2, 2))
+
+
+def correlated_by(x):
+    """A density on -2 < x_0 < 2, beyond which a matrix has no factor."""
+    a, one = x[..., 0] / 2, torch.ones_like(x[..., 0])
+    matrix = torch.stack([torch.stack([one, a], -1), torch.stack([a, one], -1)], -2)
+    log_det = 2 * torch.linalg.cholesky(matrix).diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return 0.5 * x.square().sum(-1) - log_det
+
+
+def test_a_matrix_without_a_factor_is_a_point_without_density():
+    x = torch.tensor([[0.5, 1.0], [3.0, 0.0]], dtype=torch.float64)
+    with pytest.raises(torch.linalg.LinAlgError):
+        correlated_by(x)
+    target = dgm.Target(correlated_by, 2)
+    energy, gradient = target.energy_and_gradient(x)
+    assert energy[0].isfinite()
+    assert gradient[0].isfinite().all()
+    assert energy[1].isnan()
+    grid = torch.linspace(-2, 2, 20_001, dtype=torch.float64)[1:-1]
+    mass = (-grid.square() / 2).exp() * (1 - grid.square() / 4)
+    truth = (mass.sum() * (grid[1] - grid[0]) * (2 * math.pi) ** 0.5).log()
+    evidence = dgm.log_evidence(target, seed=1, progress=False)
+    assert abs(evidence.log_z - truth) < 4 * evidence.std_error < 0.05
+    draws = dgm.sample(target, draws=200, seed=1, progress=False).latents["x"][..., 0]
+    variance = (mass * grid.square()).sum() / mass.sum()
+    assert abs(draws.var() / variance - 1) < 0.25
+
+
+@pytest.mark.parametrize(
+    "solve",
+    [
+        lambda m: torch.linalg.cholesky(m).sum((-1, -2)),
+        lambda m: torch.linalg.inv(m).sum((-1, -2)),
+        lambda m: torch.linalg.solve(m, torch.ones(2)).sum(-1),
+    ],
+)
+def test_what_torch_refuses_of_one_matrix_is_nan_there_alone(solve):
+    both = torch.stack([torch.eye(2), torch.zeros(2, 2)])
+    with pytest.raises(torch.linalg.LinAlgError):
+        solve(both)
+    found = without_validation(solve)(both)
+    assert found[1].isnan()
+    assert torch.equal(found[0], solve(torch.eye(2)))

@@ -16,7 +16,7 @@ from ...progress import Progress
 from ...sampling.adaptation import DualAveraging
 from ...settings import Settings
 from ..estimators import Estimate, known_where, log_ratios, log_weights_at_ends
-from ..method import EstimateStatus, Outcome
+from ..method import EstimateStatus, Outcome, of_whole_base
 from ..path import AnnealedPath, PathPoint
 from ..plan import TUNED, StepSizes
 from .temperatures import Control, Ladder, Plateaus, Sigmoid, Warped, draw_beta
@@ -270,9 +270,9 @@ class PathSampling(Settings):
         estimate = known_where(means.isfinite().all(0), estimate, outcome.estimate)
         diagnostics = outcome.diagnostics | {
             "mean_difference": means,
-            "tempering_log_z": outcome.estimate.log_z,
+            "tempering_log_z": of_whole_base(outcome, path.inside).estimate.log_z,
         }
-        return outcome._replace(estimate=estimate, diagnostics=diagnostics)
+        return of_whole_base(outcome._replace(estimate=estimate, diagnostics=diagnostics), path.inside)
 
 
 def _integral(record: Record, parts: int) -> tuple[Estimate, Tensor]:

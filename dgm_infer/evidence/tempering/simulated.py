@@ -14,7 +14,7 @@ from ...errors import ArgumentError, EvidenceError
 from ...progress import Progress
 from ...settings import Settings
 from ..estimators import known_where, log_ratio
-from ..method import EstimateStatus, Outcome
+from ..method import EstimateStatus, Outcome, of_whole_base
 from ..path import AnnealedPath
 from ..plan import TUNED, Pilot, check_temperatures, interpolated, values_of
 from .continuous import LadderChain
@@ -144,11 +144,13 @@ class ImportanceTempering(Settings):
         scale = share.log() - (sums.logsumexp(1, keepdim=True) if self.shares == "ess" else 0.0)
         scale = torch.where(share > 0, scale, -math.inf)
         log_weights = (torch.where(inside, log_w, -math.inf) + scale.unsqueeze(2)).amax(0)
-        diagnostics = outcome.diagnostics | {"tempering_log_z": averaged}
+        whole = of_whole_base(outcome, path.inside).estimate.log_z
+        diagnostics = outcome.diagnostics | {"tempering_log_z": whole}
         thin = record.thin
-        return outcome._replace(
+        outcome = outcome._replace(
             estimate=estimate, log_weights=log_weights[:, thin - 1 :: thin], diagnostics=diagnostics
         )
+        return of_whole_base(outcome, path.inside)
 
     def _shares_by_others(self, inside: Tensor, log_w: Tensor) -> Tensor:
         """The shares of each half of the chains by the states of the other, ``[temperatures, chains, *batch]``.

@@ -11,8 +11,8 @@ from ...arguments import choice, finite, whole_number
 from ...errors import ArgumentError, EvidenceError
 from ...progress import Progress
 from ..estimators import Estimate, drift, largest_share, log_mean, log_ratio, weight_ess
-from ..method import Outcome, check_held
-from ..path import AnnealedPath, PathPoint
+from ..method import Outcome, check_held, of_whole_base
+from ..path import AnnealedPath, Inside, PathPoint
 from ..plan import Pilot, Piloted
 
 
@@ -94,14 +94,15 @@ class Record:
             "acceptance": (self.acceptance / self.count).mean(0),
             "log_zeta": self.log_zeta,
             "drift": self._drift(),
-            **base_check(self.first, self.second, w0.exp().sum(1)),
+            **base_check(self.first, self.second, w0.exp().sum(1), self.path.inside),
         }
         log_weights = w1[:, self.thin - 1 :: self.thin]
         return Outcome(self.estimate(), self.kept, log_weights, diagnostics, pilot_evaluations, self.interrupted)
 
 
-def base_check(first: Tensor, second: Tensor, weight: Tensor) -> dict[str, Tensor]:
-    """Compare weighted moments at the base's end with those of a standard normal, in whitened coordinates.
+def base_check(first: Tensor, second: Tensor, weight: Tensor, inside: Inside | None = None) -> dict[str, Tensor]:
+    """Compare weighted moments at the base's end with those of a standard normal, or of the part of it that chains
+    start in, in whitened coordinates.
 
     ``base_mean_error`` and ``base_sd_error`` are root mean squares over coordinates, in standard deviations of the
     base, and ``base_moment_error`` is the larger of them; ``base_moment_z`` is the error in standard errors, from the
@@ -111,6 +112,7 @@ def base_check(first: Tensor, second: Tensor, weight: Tensor) -> dict[str, Tenso
     Args:
         first, second: ``sum_n w0 v`` and ``sum_n w0 v^2`` per chain, ``[chains, *batch, D]``.
         weight: ``sum_n w0``, ``[chains, *batch]``.
+        inside: the part, if there is one.
     """
     chains = len(weight)
     total = weight.sum(0).unsqueeze(-1)
@@ -124,9 +126,10 @@ def base_check(first: Tensor, second: Tensor, weight: Tensor) -> dict[str, Tenso
 
     mean, mean_spread = moment(first)
     square, square_spread = moment(second)
-    variance_error = square - mean.square() - 1
-    mean_error = mean.square().mean(-1).sqrt()
-    sd_error = ((square - mean.square()).clamp_min(0).sqrt() - 1).square().mean(-1).sqrt()
+    own_mean, own_variance = (torch.zeros_like(mean), torch.ones_like(mean)) if inside is None else inside[2:]
+    variance_error = square - mean.square() - own_variance
+    mean_error = (mean - own_mean).square().mean(-1).sqrt()
+    sd_error = ((square - mean.square()).clamp_min(0).sqrt() - own_variance.sqrt()).square().mean(-1).sqrt()
     z_mean = mean_error / mean_spread.mean(-1).sqrt()
     z_square = (variance_error.square().mean(-1) / square_spread.mean(-1)).sqrt()
     error, z = torch.maximum(mean_error, sd_error), torch.maximum(z_mean, z_square)
@@ -139,12 +142,8 @@ def base_check(first: Tensor, second: Tensor, weight: Tensor) -> dict[str, Tenso
     }
 
 
-# Draws of the base for a first guess of log Z; ten times as many must have a density.
+# Draws of the base for a first guess of log Z.
 _GUESS = 100
-_NO_DENSITY = (
-    "the target has zero density at {share} of the base's draws, to which tempering cannot give weights: use AIS or "
-    "ImportanceSampling, or a base inside the target's support"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,19 +170,20 @@ class Tempering(Piloted):
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
         record, spent = self.recorded(path, chains, rng, progress)
-        return record.outcome(spent)
+        return of_whole_base(record.outcome(spent), path.inside)
 
     def recorded(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> tuple[Record, int]:
         """All states of the chains, and the gradient evaluations spent on tuning."""
         check_held(self, path, **self._held(path, chains))
         progress.expect(self.pilot_temperatures + self.warmup + self.draws)
+        path.restrict(rng)
         pilot = self.pilot(path, chains, rng, progress)
         log_zeta = self._log_zeta(path, pilot, rng)
         # start at all temperatures: chains that do not travel then disagree, as their spread shows
         start = torch.linspace(0, len(pilot.point.v) - 1, chains, device=pilot.point.v.device).long()
         point = PathPoint(*(part[start] for part in pilot.point))
         if not point.energy.isfinite().all():
-            raise EvidenceError(_NO_DENSITY.format(share="some"))
+            raise EvidenceError("all chains of the pilot are where the target has zero density: use another base")
         chain = self._chain(path, pilot, log_zeta, point, rng)
         for _ in progress.steps("warm-up", self.warmup, (chain, path, rng)):
             chain.warm()
@@ -208,31 +208,14 @@ class Tempering(Piloted):
         return {"draws": chains * states, "pilot_temperatures": self.pilot_temperatures * problems}
 
     def _log_zeta(self, path: AnnealedPath, pilot: Pilot, rng: torch.Generator) -> Tensor:
-        """Guess of log Z, ``[*batch]``, float64.
-
-        Raises:
-            EvidenceError: the target has zero density at draws of the base.
-        """
+        """Guess of log Z, ``[*batch]``, float64."""
         log_weights = -path.differences(path.draws(_GUESS, rng))
         guess = log_mean(log_weights).log_z
-        lost = self._outside(path, pilot, rng)
-        if (lost > 0).any():
-            raise EvidenceError(_NO_DENSITY.format(share=f"{100 * lost.max().item():.3g} %"))
         if isinstance(self.log_zeta, str):
             return pilot.log_z if self.log_zeta == "pilot" else guess
         if self.log_zeta is not None:
             return _fitting(type(self).__name__, self.log_zeta, guess)
         return pilot.log_z if path.base.log_zeta is None else path.base.log_zeta.to(guess)
-
-    def _outside(self, path: AnnealedPath, pilot: Pilot, rng: torch.Generator) -> Tensor:
-        """Share of the base's draws at which the target has zero density, ``[*batch]``.
-
-        A chain never leaves the support, so base mass outside it would be a bias that the spread over chains hides.
-        """
-        # a generator of its own: the run's random numbers do not depend on how many are drawn here
-        own = torch.Generator(rng.device).manual_seed(rng.initial_seed() + 1)
-        parts = [path.differences(path.draws(_GUESS, own)).isposinf() for _ in range(10)]
-        return torch.cat([*parts, pilot.log_weights.isneginf()]).double().mean(0)
 
     def _chain(
         self, path: AnnealedPath, pilot: Pilot, log_zeta: Tensor, point: PathPoint, rng: torch.Generator

@@ -273,7 +273,9 @@ def test_what_is_left_open_is_filled_in_and_what_is_given_is_kept(kernel, warmup
             assert (now > 0).all()
 
 
-@pytest.mark.parametrize("kernel", some((dgm.HMC(metric="identity"), dgm.ConstrainedHMC(), dgm.HMC(n_steps=4)), quick=(dgm.HMC(),)))
+@pytest.mark.parametrize(
+    "kernel", some((dgm.HMC(metric="identity"), dgm.ConstrainedHMC(), dgm.HMC(n_steps=4)), quick=(dgm.HMC(),))
+)
 def test_a_frozen_kernel_is_not_adapted_again(kernel):
     problem = problem_for(kernel)
     initial = problem.start(4, torch.Generator().manual_seed(123))

@@ -139,7 +139,9 @@ def test_a_step_size_that_is_given_is_not_adapted(size):
 
 def test_without_warm_up_a_step_size_is_searched_for():
     problem, _ = gaussians()
-    kernel: Any = dgm.sample(problem, dgm.HMC(metric="identity"), chains=32, warmup=0, draws=20, seed=1, progress=False).kernel
+    kernel: Any = dgm.sample(
+        problem, dgm.HMC(metric="identity"), chains=32, warmup=0, draws=20, seed=1, progress=False
+    ).kernel
     relative = kernel.step_size / torch.tensor(SCALES, dtype=FLOAT)
     assert ((relative > 0.05) & (relative < 5)).all()
 

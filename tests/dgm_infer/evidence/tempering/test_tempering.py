@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+from dgm_infer.evidence.path import AnnealedPath
 from dgm_infer.evidence.tempering.temperatures import draw_beta
 from dgm_infer.evidence.tempering.tempering import base_check
 from dgm_infer.kernels.integrators import PhasePoint
@@ -219,17 +220,6 @@ def test_bad_arguments_are_named(make, message):
         make()
 
 
-def test_tempering_refuses_a_target_without_a_density_where_the_base_has_one():
-    def energy(x):
-        total = x.sum(-1)
-        return torch.where(total > 0, x.square().sum(-1) - total.clamp_min(1e-9).log(), torch.inf)
-
-    half = dgm.Target(energy, 2)
-    base = dgm.Gaussian(torch.zeros(2, dtype=FLOAT), 1.0)
-    with pytest.raises(dgm.errors.EvidenceError, match=r"zero density at .* % of the base's draws"):
-        dgm.log_evidence(half, base, dgm.GibbsTempering(draws=2), progress=False)
-
-
 class _Edged(dgm.Target):
     """A standard normal law in the plane whose energy is ``wall`` beyond ``x_0 = edge``."""
 
@@ -257,11 +247,54 @@ def test_no_chain_moves_to_an_energy_of_minus_infinity(method):
     assert abs(evidence.log_z - truth) < 4 * evidence.std_error
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_base_of_which_a_hundredth_is_outside_the_support_is_refused(seed):
-    # all chains would agree on log Z less the log of the base's mass inside
-    with pytest.raises(dgm.errors.EvidenceError, match=r"zero density at \d.* % of the base's draws"):
-        dgm.log_evidence(_Edged(2.3, math.inf), _base(1.0), dgm.GibbsTempering(draws=10), chains=4, seed=seed)
+WALLED = {
+    "AIS": dgm.AIS(temperatures=60),
+    "HamiltonianAIS": dgm.evidence.HamiltonianAIS(temperatures=100),
+    "Gibbs": dgm.GibbsTempering(draws=60, warmup=20),
+    "path": dgm.evidence.PathSampling(dgm.GibbsTempering(draws=200)),
+    "importance": dgm.evidence.ImportanceTempering(),
+    "parallel": dgm.ParallelTempering(),
+}
+
+
+def _mass_below(edge: float) -> float:
+    return math.log(2 * math.pi) + math.log(0.5 * math.erfc(-edge / 2**0.5))
+
+
+@pytest.mark.parametrize("edge", [2.3, 0.0])
+@pytest.mark.parametrize("method", cases(WALLED, quick=("AIS", "Gibbs")))
+def test_the_base_counts_by_its_mass_inside_the_support(method, edge):
+    """All chains agree on log Z less the log of it: 0.01 and 0.69 nats, many times what their spread claims."""
+    runs = [
+        dgm.log_evidence(_Edged(edge, math.inf), _base(1.0), method, seed=seed, progress=False) for seed in range(4)
+    ]
+    errors = torch.stack([(run.log_z - _mass_below(edge)) / run.std_error for run in runs])
+    assert errors.abs().max() < 4
+    draws, weights = runs[0].draws[..., 0], runs[0].log_weights.exp()
+    assert draws[weights > 0].max() <= edge
+
+
+def test_control_chains_that_agree_claim_too_small_an_error(monkeypatch):
+    monkeypatch.setattr(AnnealedPath, "restrict", lambda self, rng: None)
+    monkeypatch.setattr(AnnealedPath, "draws", _inside(AnnealedPath.draws))
+    run = dgm.log_evidence(_Edged(2.3, math.inf), _base(1.0), WALLED["Gibbs"], seed=0, progress=False)
+    assert (run.log_z - _mass_below(2.3)) / run.std_error > 10
+
+
+def _inside(draws):
+    """Draws of the base without those outside, as if they were all."""
+
+    def chosen(path, chains, rng):
+        v = draws(path, 4 * chains, rng)
+        return v[path.differences(v).isfinite()][:chains]
+
+    return chosen
+
+
+def test_a_base_that_is_hardly_inside_the_support_is_refused():
+    for method in (dgm.AIS(temperatures=60), dgm.GibbsTempering(draws=10)):
+        with pytest.raises(dgm.errors.EvidenceError, match=r"zero density at \d.* % of the base's draws"):
+            dgm.log_evidence(_Edged(-2.3, math.inf), _base(1.0), method, chains=4, seed=1, progress=False)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, torch.tensor(math.nan)])
