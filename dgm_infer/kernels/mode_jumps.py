@@ -1,6 +1,7 @@
 """Jumps between modes: proposals by the maps between their normal approximations, after any kernel (math 8.15)."""
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -157,6 +158,23 @@ class Jumps(Settings):
             score = weight - self.log_dets[..., m] - 0.5 * white.square().sum(-1)
             index, best = torch.where(score > best, m, index), torch.maximum(best, score)
         return torch.stack([(index == m).any(0) for m in range(len(self.centres))])
+
+    def reached(self, x: Tensor, within: float) -> Tensor:
+        """Whether some point of ``x [N, *batch, D]`` is where draws of each normal density are: its squared distance
+        within so many standard deviations of theirs, ``[M, *batch]``."""
+        dim = x.shape[-1]
+        most = dim + within * math.sqrt(2 * dim)
+        whites = [
+            (inverse @ (x - centre).unsqueeze(-1)).squeeze(-1)
+            for centre, inverse in zip(self.centres, self.inverses, strict=True)
+        ]
+        return torch.stack([(white.square().sum(-1) < most).any(0) for white in whites])
+
+    def log_masses(self, target: Target) -> Tensor:
+        """Laplace's masses of the modes of a target, float64, ``[M, *batch]``; ``-inf`` where there are fewer."""
+        energy = target.energy(self.centres).double()
+        normal_mass = self.log_dets.movedim(-1, 0).double() + 0.5 * self.centres.shape[-1] * math.log(2 * math.pi)
+        return torch.where(self.log_weights.isfinite(), normal_mass - energy, -torch.inf)
 
     def centred(self, x: Tensor) -> Tensor:
         """``x - m``, each of ``x [chains, *batch, D]`` about the mode that it is most probably of."""

@@ -56,7 +56,7 @@ class Draws:
         stopped_by: what ``sample(until=...)`` had reached when it ended; None of other runs, and of draws from a file.
         ancestors: ``[chains, *batch]``, the index of the prior draw that each chain descends from; None if each has its
             own. Chains with the same index share their start, so that R-hat compares fewer starts.
-        modes: those that chains jump between, or started in; None if there is one, or none were looked for.
+        modes: those that chains jump between, started in, or could have missed; None if none were looked for.
     """
 
     def __init__(

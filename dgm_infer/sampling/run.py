@@ -316,7 +316,8 @@ def _jumping(kernel: Kernel, jumps: Jumps | None, undecided: bool) -> Kernel:
     """The kernel with jumps between the modes that were found, where it is to jump or was not chosen by the user."""
     if isinstance(kernel, ModeJumps) and kernel.modes is None:
         return kernel.kernel if jumps is None else kernel.replace(modes=jumps)
-    return ModeJumps(kernel, jumps) if undecided and jumps is not None else kernel
+    several = undecided and jumps is not None and bool((jumps.counts > 1).any())
+    return ModeJumps(kernel, jumps) if several else kernel
 
 
 def named(error: Exception) -> str:

@@ -107,8 +107,8 @@ def _near_modes(problem: Target, chains: int, rng: torch.Generator, given: Tenso
 
 
 def _known_modes(problem: Target, start: Tensor) -> Jumps | None:
-    """Jumps between the modes of a target without a prior, which chains may all begin in one of; None where it has
-    one, none were found or looking for them takes long."""
+    """The modes of a target without a prior, which chains may all begin in one of, or beside; None where it has one,
+    none were found or looking for them takes long."""
     size = start[0].numel() * problem.dim
     if not problem.has_gradient or size > _SETTINGS.numbers:
         return None
@@ -120,8 +120,7 @@ def _known_modes(problem: Target, start: Tensor) -> Jumps | None:
         found = modes(problem, _SETTINGS.searched, start=Gaussian(torch.zeros_like(start[0]), 1.0), seed=0)
     except (EvidenceError, RuntimeError, ValueError, ArithmeticError):
         return None
-    jumps = Jumps.between(found.positions, found.covariances, found.log_masses)
-    return jumps if (jumps.counts > 1).any() else None
+    return Jumps.between(found.positions, found.covariances, found.log_masses)
 
 
 def _given(problem: Fibre | Target, chains: int, initial: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """What a run says at its end if its draws are of no use, or not those of one distribution."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,6 +46,10 @@ class VerdictSettings:
     """Share of failing transitions from which jumps of the Jacobian are looked for."""
     lines: int = 8
     """Draws between which they are."""
+    within: float = 5.0
+    """Standard deviations of the squared distance within which a draw is in a mode."""
+    each: int = 4
+    """Draws per coordinate from which their covariance tells how large a part they are of."""
     missed: float = 0.05
     """Share of the mass in modes without a draw that shifts means as much as 400 effective draws leave uncertain."""
 
@@ -135,7 +140,7 @@ def verdict(draws: Run, problem: Any, stayed: Tensor, transitions: int, adapted:
         jumps = isinstance(draws.kernel, ModeJumps) or (isinstance(problem, Fibre) and problem.marginal is None)
         yield from _groups(draws.chain_groups, weighed=shared, jumps=jumps)
         if draws.modes is not None and draws.inputs is not None:
-            yield from _missed(draws.modes, draws.inputs, jumps=isinstance(draws.kernel, ModeJumps))
+            yield from _missed(draws.modes, draws.inputs, problem, jumps=isinstance(draws.kernel, ModeJumps))
 
 
 def _most_steps(kernel: Any) -> int | None:
@@ -298,11 +303,24 @@ def _groups(groups: Tensor, *, weighed: bool, jumps: bool) -> Iterator[Finding]:
         yield finding("misleading", what, source, several)
 
 
-def _missed(modes: Jumps, inputs: Tensor, *, jumps: bool) -> Iterator[Finding]:
+def _missed(modes: Jumps, inputs: Tensor, problem: Any, *, jumps: bool) -> Iterator[Finding]:
     """Modes that the start has found and no draw is in."""
     x = inputs[:, :: max(1, inputs.shape[1] // VERDICT.draws), ..., : modes.centres.shape[-1]].flatten(0, 1)
     modes = modes.to(x)
     share = (modes.log_weights.exp() * ~modes.visited(x)).sum(0)
+    if isinstance(problem, Target) and modes.centres.shape[1:] == (*problem.batch_shape, problem.dim):
+        beside = ~modes.reached(x, VERDICT.within).any(0)
+        if beside.any():
+            share = torch.where(beside, _share_of_modes(modes, x, problem).to(share), share)
+            if (missed := beside & (share > VERDICT.missed)).any():
+                yield finding(
+                    "misleading",
+                    f"no draw is in modes that hold {percent(share[missed].max())} of the posterior or more, by "
+                    f"Laplace's masses{of_problems(missed)}",
+                    "log_evidence(target, Gaussian(mean, sd)) of these draws has weighted draws of both (see draws.modes)",
+                    missed,
+                )
+            share = torch.where(beside, 0.0, share)
     if (missed := share > VERDICT.missed).any():
         remedy = "use more chains, or ModeJumps(kernel), whose chains jump between modes"
         if jumps:
@@ -314,6 +332,23 @@ def _missed(modes: Jumps, inputs: Tensor, *, jumps: bool) -> Iterator[Finding]:
             f"{remedy} (see draws.modes)",
             missed,
         )
+
+
+def _share_of_modes(modes: Jumps, x: Tensor, target: Target) -> Tensor:
+    """At least this share of the mass is in the modes, and not where the draws ``x [N, *batch, D]`` are: ``[*batch]``.
+
+    ``log Z = E[-phi] + entropy`` of the mass there, whose entropy is at most that of a normal law of its covariance. 0
+    where there are too few draws for one.
+    """
+    n, dim = len(x), x.shape[-1]
+    nothing = torch.zeros(x.shape[1:-1], dtype=torch.float64, device=x.device)
+    if n < VERDICT.each * dim:
+        return nothing
+    apart = (x - x.mean(0)).double()
+    covariance = torch.einsum("n...i,n...j->...ij", apart, apart) / (n - 1)
+    energy = torch.cat([target.energy(part) for part in x.split(VERDICT.together)]).double()
+    entropy = 0.5 * (dim * (1 + math.log(2 * math.pi)) + torch.linalg.slogdet(covariance).logabsdet)
+    return (modes.log_masses(target).logsumexp(0) + energy.mean(0) - entropy).sigmoid().nan_to_num(0.0)
 
 
 def percent(share: Tensor | float) -> str:
