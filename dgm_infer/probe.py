@@ -44,6 +44,10 @@ class ProbeSettings(Settings):
     far: float = 1e8
     spacing: float = 0.1
     """Nats between neighbouring numbers of an energy's size from which sampled densities are visibly others."""
+    flat_points: int = 8
+    """Gradients beyond as many as there are dimensions by which a direction is told that none has a part of."""
+    flat_numbers: int = 2**18
+    """Numbers in these above which they are not looked at: 500 dimensions."""
     slope: tuple[float, float] = (2.0, 20.0)
     """Distances between which the slope of an energy that overflows before that is taken."""
 
@@ -55,6 +59,8 @@ WRITES = (
 )
 COARSE = "energies are so large that their digits are {x:.2g} nats apart{of}"
 FINER = "their differences decide, and are lost: subtract a constant from the energy, or compute in float64"
+# By type: singular values of gradients, as a share of the largest, that are rounding.
+_FLAT = {torch.float64: 1e-11, torch.float32: 1e-5}
 # Targets whose gradients agree.
 _AGREEING: weakref.WeakSet[Target] = weakref.WeakSet()
 
@@ -89,12 +95,8 @@ def energy_fault(
         raise
     except Exception as error:
         return f"the energy fails at x of shape {tuple(x.shape)}, {x.dtype} on {x.device}{remedy}: {cause(error, 150)}"
-    if not isinstance(energy, Tensor):
-        return f"the energy is a {type(energy).__name__}: must be a tensor, one value per point"
-    if energy.shape != x.shape[:-1] or not energy.is_floating_point():
-        what = f"of shape {tuple(energy.shape)}" if energy.is_floating_point() else energy.dtype
-        expected = f"one real value per point, shape {tuple(x.shape[:-1])}"
-        return f"the energy at x of shape {tuple(x.shape)} is {what}: expected {expected}"
+    if fault := shape_fault(energy, x):
+        return fault
     if not torch.equal(given, x):
         return f"the energy {WRITES}"
     apart = _difference(energy, again)
@@ -111,6 +113,17 @@ def energy_fault(
     if _falls(_far_energies(target, x if around is None else around)):
         return "the energy falls without end far from the origin, so that exp(-energy) has no integral: check its sign"
     return target.own_fault(x) or (_gradient_fault(target, x) if differentiated else None)
+
+
+def shape_fault(energy: object, x: Tensor) -> str | None:
+    """Describe an energy at points ``x [n, *batch, D]`` that is not one real number each; None if it is."""
+    if not isinstance(energy, Tensor):
+        return f"the energy is a {type(energy).__name__}: must be a tensor, one value per point"
+    if energy.shape != x.shape[:-1] or not energy.is_floating_point():
+        what = f"of shape {tuple(energy.shape)}" if energy.is_floating_point() else energy.dtype
+        expected = f"one real value per point, shape {tuple(x.shape[:-1])}"
+        return f"the energy at x of shape {tuple(x.shape)} is {what}: expected {expected}"
+    return None
 
 
 def _check_arguments(target: Target, x: Tensor) -> None:
@@ -150,7 +163,13 @@ def energy_doubt(target: Target, x: Tensor, around: Tensor | None = None) -> str
             f"the energy is NaN at {int(lost.sum())} of {lost.numel()} points tried: these count as points without "
             "density; return inf where that is so, and mend the energy elsewhere"
         )
-    level = _level(_far_energies(target, x if around is None else around), energy, target.dim)
+    around = x if around is None else around
+    level = _level(_far_energies(target, around), energy, target.dim)
+    if (flat := _flat_directions(target, around)) is not None:
+        # from where the energy is least, beside which that of other lines might seem to rise
+        lowest = energy.masked_fill(~energy.isfinite(), torch.inf).argmin(0)
+        there = x.gather(0, lowest[None, ..., None].expand_as(x[:1]))[0]
+        level |= _level(_energies_along(target, there, flat), energy, target.dim) & flat[0].any(-1)
     if level.any():
         problems = level.reshape(-1, target.batch_shape.numel()).any(0)
         of = f" of problem {int(problems.nonzero()[0])}" if target.batch_shape else ""
@@ -260,10 +279,40 @@ def spacing(target: Target, x: Tensor) -> Tensor:
     return torch.where(energy.isfinite().any(0), eps * size.log2().floor().exp2(), 0.0)
 
 
+def _flat_directions(target: Target, x: Tensor) -> Tensor | None:
+    """Two opposite directions that are orthogonal to all gradients near points ``x``, ``[2, *batch, D]``, zero for
+    problems that have none; None where that is not known, or the prior is one that has an integral.
+
+    A variable without a prior, or a shift of several that changes nothing, is on no line between draws.
+    """
+    n = target.dim + SETTINGS.flat_points
+    if target.standardised or not target.has_gradient or n * x[0].numel() > SETTINGS.flat_numbers or len(x) < 2:
+        return None
+    rng = torch.Generator(x.device).manual_seed(0)
+    spread = x.std(0)
+    noise = torch.randn(n, *x.shape[1:], generator=rng, dtype=x.dtype, device=x.device)
+    try:
+        gradients = target.energy_and_gradient(x.mean(0) + spread * noise)[1] * spread
+        known = gradients.isfinite().all(-1)
+        rows = torch.where(known.unsqueeze(-1), gradients, 0.0).movedim(0, -2).double()
+        # of one size, so that the steep do not hide the others
+        rows = rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp_min(1e-300)
+        values, axes = torch.linalg.svd(rows, full_matrices=False)[1:]
+    except Exception:
+        return None
+    flat = (values[..., -1] < _FLAT.get(x.dtype, 0.0) * values[..., 0]) & (known.sum(0) > target.dim)
+    direction = torch.where(flat.unsqueeze(-1), axes[..., -1, :], 0.0).to(x) * spread
+    return torch.stack([direction, -direction]) if flat.any() else None
+
+
 def _far_energies(target: Target, x: Tensor) -> list[Tensor]:
     """Energies at four distances along lines from the center of the points, ``[8, *batch]``."""
     center = x.mean(0)
-    directions = (x - center)[:8]
+    return _energies_along(target, center, (x - center)[:8])
+
+
+def _energies_along(target: Target, center: Tensor, directions: Tensor) -> list[Tensor]:
+    """Energies at four distances from ``center [*batch, D]``, as many ``[n, *batch]`` as directions."""
     try:
         with warnings.catch_warnings():
             # overflows are expected out there
@@ -274,7 +323,7 @@ def _far_energies(target: Target, x: Tensor) -> list[Tensor]:
             ]
     except Exception:
         # a model may refuse such points
-        return [x.new_full(directions.shape[:-1], torch.inf)] * 4
+        return [center.new_full(directions.shape[:-1], torch.inf)] * 4
 
 
 def _level(energies: list[Tensor], here: Tensor, dim: int) -> Tensor:

@@ -164,7 +164,7 @@ class AnnealedPath:
         if bool((share < INSIDE.least).any()):
             raise EvidenceError(
                 f"the target has zero density at {100 * (1 - share.min().item()):.3g} % of the base's draws: use a "
-                "base inside the target's support, or coordinates without bounds"
+                "base inside the target's support, Gaussian(mean, sd), or logs or logits of variables with bounds"
             )
         mean = first / count.unsqueeze(-1)
         variance = second / count.unsqueeze(-1) - mean.square()

@@ -14,7 +14,7 @@ from ..conditioning import Everything, Fibre, LatentPosterior, condition
 from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, EvidenceError, cause, warn
 from ..models import GenerativeModel, LatentVariableModel, reference_tensor
-from ..probe import energy_doubt, energy_fault, probe_points
+from ..probe import energy_doubt, energy_fault, probe_points, shape_fault
 from ..progress import Progress
 from ..references import Gaussian
 from ..references.density import Whitened, origin
@@ -91,6 +91,7 @@ def started(call: str, problem: Any, base: Whitened | None, report: Callable[[st
         if own.mean.shape == (*target.batch_shape, target.dim):
             like = getattr(target, "values", own.mean)
             return Started(target, own.to(like), "base: the encoder's posterior")
+    _check_shape(call, target)
     why = "there are too many Hessians"
     if target.batch_shape.numel() * target.dim <= LIMITS.hessians:
         report("start-up, looking for the mode of every problem")
@@ -103,6 +104,17 @@ def started(call: str, problem: Any, base: Whitened | None, report: Callable[[st
     report("start-up, fitting a Gaussian to every problem")
     said = f"base: a {kind} Gaussian fit, as {why}; nothing to do: std_error includes what a base costs"
     return Started(target, Gaussian.fit(target, kind), said)
+
+
+def _check_shape(call: str, target: Target) -> None:
+    """Raise ArgumentError if an energy is not one number per point, which a search for a base would stumble over."""
+    x = origin(target, torch.float64).expand(2, *target.batch_shape, target.dim)
+    fault = None
+    # what fails otherwise is named where it is looked at
+    with suppress(Exception), torch.no_grad():
+        fault = shape_fault(target.energy(x.clone()), x)
+    if fault is not None:
+        raise ArgumentError(f"{call}(): {fault}")
 
 
 def compare_threads_of(call: str, target: Target) -> None:

@@ -78,12 +78,11 @@ def first_run(source: CalledProgram, data: Mapping[str, Tensor], *, densities: b
                     "as Normal(0, 100), or HalfNormal(100) above 0"
                 )
             raise ModelError(f"the Pyro program {source.name} fails: {said}{remedy}") from error
-    for name, node in nodes.items():
-        fn = node["fn"]
-        if isinstance(fn, _Subsample) and fn.subsample_size is not None and fn.subsample_size < fn.size:
+    for frame in (frame for node in nodes.values() for frame in node["cond_indep_stack"]):
+        if frame.full_size is not None and frame.size < frame.full_size:
             raise ModelError(
-                f"plate {name!r} of {source.name} takes {fn.subsample_size} of {fn.size} data at a time: posterior and "
-                "evidence need them all, omit subsample_size"
+                f"plate {frame.name!r} of {source.name} takes {frame.size} of {frame.full_size} data at a time: "
+                "posterior and evidence need them all, omit subsample_size and subsample"
             )
     return nodes
 

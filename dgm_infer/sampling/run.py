@@ -129,7 +129,7 @@ class SamplingRun:
         if lost:
             raise StartError(
                 f"the energy is not finite at {lost} of {state.energy.numel()} starting points: check the density "
-                "there, or pass initial="
+                "there, or pass initial=; of variables with bounds use logs or logits, or kernels.RandomWalk()"
             )
         modes = None if isinstance(kernel, ModeJumps) else start.jumps
         return cls(problem, kernel, plan, state, rng, typical=start.typical, ancestors=start.ancestors, modes=modes)

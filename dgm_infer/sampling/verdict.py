@@ -317,7 +317,8 @@ def _missed(modes: Jumps, inputs: Tensor, problem: Any, *, jumps: bool) -> Itera
                     "misleading",
                     f"no draw is in modes that hold {percent(share[missed].max())} of the posterior or more, by "
                     f"Laplace's masses{of_problems(missed)}",
-                    "log_evidence(target, Gaussian(mean, sd)) of these draws has weighted draws of both (see draws.modes)",
+                    "log_evidence(target, Gaussian(mean, sd)), with those of these draws, has weighted draws of both "
+                    "(see draws.modes)",
                     missed,
                 )
             share = torch.where(beside, 0.0, share)

@@ -124,6 +124,10 @@ def test_an_energy_that_is_often_nan_is_described_though_runs_go_on():
         (lambda x: x.clamp_min(0).square().sum(-1), True),
         (lambda x: 0.5 * (1 + x.square().sum(-1)).log(), True),
         (lambda x: 1 - (-bowl(x)).exp(), True),
+        # along one variable, or where a shift of both changes nothing
+        (lambda x: 0.5 * x[..., 0].square(), True),
+        (lambda x: 0.5 * (1e3 * x[..., 0] - 2 * x[..., 1]).square(), True),
+        (lambda x: -x.log_softmax(-1)[..., 0] - 0.3 * x.log_softmax(-1)[..., 1], True),
         # densities with the heaviest of tails
         (lambda x: (1 + x.square()).log().sum(-1), False),
         (lambda x: 1.1 * (1 + x.square().sum(-1)).log(), False),
@@ -133,6 +137,9 @@ def test_an_energy_that_is_often_nan_is_described_though_runs_go_on():
         # a funnel, and a density with an edge
         (lambda x: x[..., 0].square() / 18 + 0.5 * x[..., 0] + 0.5 * x[..., 1].square() * (-x[..., 0]).exp(), False),
         (lambda x: (0 * x.sum(-1)).where(x.abs().amax(-1) < 3, math.inf), False),
+        (lambda x: x[..., 0].square().where(x[..., 1].abs() < 3, math.inf), False),
+        # narrow beside wide
+        (lambda x: 1e12 * (x[..., 0] - x[..., 1]).square() + bowl(x), False),
     ],
 )
 def test_an_energy_that_levels_off_has_no_integral(energy, doubtful):

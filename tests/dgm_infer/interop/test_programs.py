@@ -232,6 +232,12 @@ def mini_batches(y):
         pyro.sample("y", dist.Normal(mean, 1.0), obs=y[rows])
 
 
+def chosen_rows(y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", 4, subsample=torch.tensor([0, 1])) as rows:
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=y[rows])
+
+
 def scaled(y):
     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
     with pyro.poutine.scale(scale=2.0):
@@ -255,6 +261,7 @@ def changing():
         (discrete_latent, (), None, "site 'k' of discrete_latent is discrete .Categorical."),
         (only_likelihood, (), None, "nothing in only_likelihood is observed exactly"),
         (mini_batches, (Y,), None, "plate 'data' of mini_batches takes 2 of 4"),
+        (chosen_rows, (Y,), None, "plate 'data' of chosen_rows takes 2 of 4"),
         (scaled, (Y[0],), {"y": Y[0]}, "site 'y' of scaled is scaled"),
         (
             branching,

@@ -287,6 +287,12 @@ def mini_batches(y):
         pyro.sample("y", dist.Normal(mean, 1.0), obs=y[index])
 
 
+def chosen_rows(y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(y), subsample=torch.tensor([0, 1])) as index:
+        pyro.sample("y", dist.Normal(mean, 1.0), obs=y[index])
+
+
 def unrepeatable():
     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
     pyro.sample("y", dist.Normal(mean + torch.randn(()), 1.0), obs=torch.tensor(0.5))
@@ -311,6 +317,7 @@ def test_what_has_no_evidence_is_named():
     refuses(ModelError, "half_cauchy_scale fails: .*missing 1 required", half_cauchy_scale)
     refuses(ModelError, "'n' .* is discrete .*Poisson", poisson)
     refuses(ModelError, "'data' .* takes 2 of 3 data", mini_batches, Y)
+    refuses(ModelError, "'data' .* takes 2 of 3 data", chosen_rows, Y)
     refuses(ModelError, r"random numbers with torch, at line \d+ .*mean \+ torch.randn.*pyro.sample", unrepeatable)
     refuses(ModelError, "support of site 'x' .* depends on a discrete latent variable", support_of_a_discrete_one)
     refuses(ModelError, "summed over, as vectors .*torch.where", branch_on_a_discrete_one)

@@ -311,7 +311,7 @@ def test_a_method_without_its_packages_is_left_out_and_one_with_other_noise_does
 def test_methods_are_measured_and_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(images, "SWEPT", {"grid_3": SWEPT["grid_3"]})
     options: dict[str, Any] = {"cores": 1, "chains": 2, "images": 1, "warmup": 20, "output": str(tmp_path)}
-    sampled = {"problems": "digits=6", "methods": "lifted,nuts"}
+    sampled = {"problems": "digits=10", "methods": "lifted,nuts"}
     path = images.bench(**sampled, sweep_noise="0.3", sweep_seconds=5, **options)
     first = json.loads(path.read_text())
     rows = first["problems"]["digits"]["methods"]
@@ -321,7 +321,7 @@ def test_methods_are_measured_and_kept(tmp_path, monkeypatch):
         assert row["min_ess_per_second"] > 0
     assert rows["lifted"]["constraint_error"] < 1e-8
     assert set(first["sweep"]["grid_3"]["methods"]) == {"constrained", "lifted"}
-    again = json.loads(images.bench(problems="digits=6", methods="lifted", sweep=False, **options).read_text())
+    again = json.loads(images.bench(problems="digits=10", methods="lifted", sweep=False, **options).read_text())
     assert again["problems"] == first["problems"]
     assert again["sweep"] == first["sweep"]
     # of other settings nothing is kept
