@@ -129,6 +129,7 @@ ORDER = {
         "lower_bounds",
         "tempering",
         "wide_sample",
+        "necks",
         "checks",
         "warnings",
         "result",

@@ -13,6 +13,7 @@ from ..references.minimise import beside_mode, minimise, places, same_minimum, s
 from ..references.modes import in_units_of, laplace_masses, spread_out
 from .estimators import exceeded, welch
 from .method import Outcome
+from .necks import neck_sample
 from .path import AnnealedPath
 from .tempering.parallel import ParallelTempering
 from .wide_sample import CrossCheck, wide_sample
@@ -280,14 +281,15 @@ def checked(
         compare: whether to cross-check where there are several modes.
     """
     rare = spread = torch.zeros_like(outcome.estimate.log_z)
-    wide = CrossCheck.none(rare)
+    wide = neck = CrossCheck.none(rare)
     try:
         unseen = look_for_unseen(path, outcome, rng)
         if compare and (unseen.found > 1).any():
             second = cross_check(path, outcome, rng)
             rare, spread = (torch.where(unseen.found > 1, each, 0.0) for each in second)
         wide = wide_sample(path, outcome, rng)
-        spread = torch.maximum(spread, wide.spread)
+        neck = neck_sample(path, outcome, rng)
+        spread = torch.maximum(spread, torch.maximum(wide.spread, neck.spread))
     except KeyboardInterrupt:
         # the estimates are whole, and are kept; further chunks are not begun
         outcome, unseen = outcome._replace(interrupted=True), Unseen.none(outcome.estimate.log_z)
@@ -301,6 +303,7 @@ def checked(
         "unseen_shift": unseen.shift,
         "rare_shift": rare,
         "wide_shift": wide.shift,
+        "neck_shift": neck.shift,
     }
     estimate = outcome.estimate._replace(std_error=error)
     return outcome._replace(estimate=estimate, diagnostics=outcome.diagnostics | found), unseen

@@ -67,7 +67,8 @@ def log_evidence(
             move log Z by more than a standard error is a warning, and its shift is added to ``std_error`` in squares:
             diagnostics ``unseen_modes`` and ``unseen_shift``. Where it ends in several modes, a short parallel
             tempering, for at most a quarter of the gradients, says whether they are visited too rarely: ``rare_shift``.
-            Up to ten dimensions independent points tell what is missed around the draws: ``wide_shift``.
+            Up to ten dimensions independent points tell what is missed around the draws: ``wide_shift``; of one
+            problem of up to 64 others, along a neck: ``neck_shift``.
         refine: whether problems whose draws contradict the base run again from a better one, up to three times (math
             6.16): with fewer round trips between base and target than chains the base takes the moments of the draws,
             and unseen modes join it, with a share of a half. None for True without a ``method``, and else False.
@@ -195,7 +196,7 @@ def run_and_refine(path: AnnealedPath, once: Callable[[AnnealedPath], tuple[Outc
     spent, current = 0, path
     for _ in range(REFINE.rounds):
         again = (unseen.modes > 0) | _stayed(outcome)
-        if outcome.interrupted or not again.any():
+        if outcome.interrupted or not again.any() or not outcome.estimate.log_z.isfinite().all():
             break
         try:
             base = _improved(current.base, outcome, unseen)

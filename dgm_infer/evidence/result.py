@@ -65,7 +65,8 @@ class Evidence:
             draw has visited, and what they add to log Z, if more than the error without them), ``energy_spacing``
             (nats between neighbouring numbers of the size of the energies at the draws), ``plateaus`` (share of prior
             draws where the likelihood is flat and far below the posterior's), ``wide_shift`` (by how much log Z is
-            larger by independent points around the draws, if more than by chance), ``drift`` of tempering (by how much
+            larger by independent points around the draws, if more than by chance), ``neck_shift`` (the same along a
+            direction in which the density narrows and rises), ``drift`` of tempering (by how much
             log Z is larger in the second half of the run, if more than by chance; part of ``std_error``). Annealing
             adds ``lost_chains``; tempering ``base_moment_error`` and related checks, ``beta_occupancy [10, *batch]``,
             ``round_trips``, ``log_zeta``; SMC ``lost_chains``, ``temperatures``, ``run_std_error`` if waste-free, and

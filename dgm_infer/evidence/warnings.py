@@ -98,8 +98,9 @@ def run_warnings(
         diagnostics.get("effective_chains"),
         least=True,
     )
-    shift, rare, wide = (
-        diagnostics.get(name, torch.zeros_like(std_error)) for name in ("unseen_shift", "rare_shift", "wide_shift")
+    shift, rare, wide, neck = (
+        diagnostics.get(name, torch.zeros_like(std_error))
+        for name in ("unseen_shift", "rare_shift", "wide_shift", "neck_shift")
     )
     found.look(
         "misleading",
@@ -120,7 +121,15 @@ def run_warnings(
     )
     found.look(
         "misleading",
-        (wide > 0) & (wide > torch.maximum(shift, rare)),
+        (neck > 0) & (neck >= torch.maximum(shift, torch.maximum(rare, wide))),
+        "the density narrows to a neck, where moves hardly come{of}",
+        "independent points along it find log Z larger by about {x:.2g} nats, which std_error now includes; for less, "
+        "write what narrows in units of its scale (a hierarchy not centred), or the program as from_pyro(program)",
+        neck,
+    )
+    found.look(
+        "misleading",
+        (wide > 0) & (wide > torch.maximum(neck, torch.maximum(shift, rare))),
         "the draws miss mass around them{of}",
         "independent points from wide densities find log Z larger by about {x:.2g} nats, which std_error now includes; "
         "for less, use more draws, or a wide base with method=dgm.evidence.ImportanceSampling(100_000)",

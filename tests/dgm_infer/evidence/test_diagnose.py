@@ -77,6 +77,11 @@ SECOND: dict[str, tuple[dict[str, Any], str, str]] = {
         "misleading",
         "the draws miss mass around them of problem 1",
     ),
+    "a neck": (
+        {"neck_shift": torch.tensor([0.0, 2.0])},
+        "misleading",
+        "the density narrows to a neck, where moves hardly come of problem 1",
+    ),
     "restarts": (
         {"restarts": torch.tensor([30.0, 0.5])},
         "misleading",
