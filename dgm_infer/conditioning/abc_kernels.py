@@ -221,7 +221,8 @@ class InputPosterior(Target):
             why = "a uniform kernel has" if self.kernel == "uniform" else outputs
             raise ArgumentError(
                 f"{why} no derivative, which this method needs: use EllipticalSlice, LinearSlice or RandomWalk, "
-                f"and log_evidence(target, dgm.Gaussian(torch.zeros({self.dim}), 1.0), ImportanceSampling(10_000))"
+                f"and log_evidence(target, dgm.Gaussian(torch.zeros({self.dim}), 1.0), "
+                "dgm.evidence.ImportanceSampling(10_000))"
             )
         return super().energy_and_gradient(x)
 

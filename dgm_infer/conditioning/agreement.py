@@ -83,6 +83,11 @@ def check_agreement(
                 "of torch without a derivative, or a backward of another function"
             )
     if not modes_agree:
+        if not compared.modes < torch.finfo(u.dtype).max:
+            raise ModelError(
+                f"the derivatives of {name} are not finite at some of its inputs: a slope without bound, as of sqrt(x) "
+                "at 0 after relu: add a small number, sqrt(x + 1e-6)"
+            )
         raise ModelError(
             f"reverse- and forward-mode derivatives of {name} differ, by {compared.modes:.2g} of their size: "
             + (faulty_operation(function, u) or "correct the backward or the jvp of its autograd.Function")

@@ -244,12 +244,15 @@ def batch_shape(y: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
     lead = y.ndim - len(shape)
     if lead >= 0 and tuple(y.shape[lead:]) == tuple(shape):
         return tuple(y.shape[:lead])
+    plain = tuple(n for n in y.shape if n != 1)
     colour = len(shape) == 2 and y.shape[-1:] in COLOURS and tuple(y.shape[-3:-1]) == tuple(shape)
     found = tuple(y.shape[-len(shape) :])
     if colour:
         remedy = "a colour image for grey outputs, take image[..., :3].mean(-1)"
     elif sorted(found) == sorted(shape):
         remedy = permutation("image", found, tuple(shape))
+    elif plain == tuple(n for n in shape if n != 1):
+        remedy = f"reshape it, image.reshape({', '.join(map(str, shape))})"
     elif torch.Size(found).numel() == torch.Size(shape).numel() or y.shape[-1:].numel() == torch.Size(shape).numel():
         remedy = "reshape the data; of a picture, dgm.image(image, like=model)"
     else:

@@ -123,6 +123,10 @@ class LatentVariableModel:
         """
         name = type(module).__name__
         decoder, encoder = getattr(module, "decoder", None), getattr(module, "encoder", None)
+        if isinstance(module, nn.Module) and callable(decoder) and not isinstance(decoder, nn.Module):
+            raise ModelError(
+                f"{name}.decoder is a {type(decoder).__name__}: make it a torch.nn.Module, with forward(z)"
+            )
         if not isinstance(module, nn.Module) or not isinstance(decoder, nn.Module):
             raise ModelError(f"a {name} has no decoder: log p(x) needs decoder(z), a distribution over images")
         prior = next(

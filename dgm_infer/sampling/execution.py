@@ -88,7 +88,7 @@ class Execution:
     def __init__(self, problem: Fibre | Target, warmup: int):
         self._problem, self._warmup = problem, warmup
         self._spent, self._made = 0.0, 0
-        self._each: int | None = None
+        self._each: float | None = None
         self._energy: int | None = None
         self._compiles: bool | None = None
         self._programs: dict[Any, Program] = {}
@@ -155,13 +155,14 @@ class Execution:
             return program.of_leaves(tensors, rng)
         if self._compiles is None and isinstance(kernel, Counted) and self._each is None:
             made: list[tuple[State, Info]] = []
-            self._each = operations(lambda: made.append(kernel.step(self._problem, state, rng)))
+            calls = operations(lambda: made.append(kernel.step(self._problem, state, rng)))
             state, info = made[0]
+            self._each = calls / _sub_steps(kernel, info)
         else:
             state, info = kernel.step(self._problem, state, rng)
         if self._compiles is None:
             call = _SETTINGS.call_projecting if isinstance(kernel, Counted) else _SETTINGS.call
-            self._spent, self._made = self._spent + call * self._operations(state, info), self._made + 1
+            self._spent, self._made = self._spent + call * self._operations(kernel, state, info), self._made + 1
         return state, info
 
     def several(
@@ -214,10 +215,11 @@ class Execution:
                     self._compiles = False
         return bool(self._compiles)
 
-    def _operations(self, state: State, info: Info) -> float:
+    def _operations(self, kernel: Kernel, state: State, info: Info) -> float:
         """Operations of a transition that was made."""
         if self._each is not None:
-            return self._each
+            # the first ones of a warm-up are short
+            return self._each * _sub_steps(kernel, info)
         if self._energy is None:
             target, position = self._target(state)
             self._energy = 0 if target is None else operations(target.energy, position)
@@ -274,6 +276,12 @@ class Execution:
             program.compile(_SETTINGS.block)
             self._programs[key] = program
         return tensors, self._programs[key]
+
+
+def _sub_steps(kernel: Any, info: Info) -> float:
+    """Steps of the longest trajectory of a transition, sub-steps counted."""
+    steps = float(info.stats.get("n_steps", torch.ones(1)).max())
+    return max(1.0, steps) * (getattr(kernel, "n_geodesic", None) or 1)
 
 
 def evaluation(target: Target, x: Tensor, times: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:

@@ -80,7 +80,8 @@ def starting_points(
         position, ancestors = low_points(problem, chains, rng, tolerance=tolerance, report=report)
         own = torch.arange(chains, device=position.device).view(-1, *[1] * (ancestors.ndim - 1))
         return Start(position, None if (ancestors == own).all() else ancestors)
-    return Start(problem.start(chains, rng, tolerance=tolerance, report=report))
+    position = problem.start(chains, rng, tolerance=tolerance, report=report)
+    return _without_strays(problem, position, rng) if anneal else Start(position)
 
 
 def _near_modes(problem: Target, chains: int, rng: torch.Generator, given: Tensor | None) -> Start:
@@ -219,6 +220,23 @@ def low_points(
     return position.reshape(chains, *problem.batch_shape, problem.dim), ancestors.reshape(chains, *problem.batch_shape)
 
 
+def _without_strays(problem: Fibre, position: Tensor, rng: torch.Generator) -> Start:
+    """Points ``[chains, *batch, D]`` of which those that no chain would come from begin where others do.
+
+    A search may end at the edge of a bounded input, 60 standard deviations out in the one that it is made of. Of draws
+    of the prior energies spread less than the inputs are many.
+    """
+    chains = len(position)
+    cheap = problem.rows(chains).computed(gram_force=False)
+    energy = cheap.evaluate(type(cheap).linearise, position.reshape(-1, problem.dim)).energy.nan_to_num(nan=torch.inf)
+    astray = _astray(energy, chains, problem.dim)
+    if not astray.any():
+        return Start(position)
+    ancestors = _sources(astray.reshape(chains, -1), rng)
+    flat = position.reshape(chains, -1, problem.dim).take_along_dim(ancestors.unsqueeze(-1), 0)
+    return Start(flat.reshape(position.shape), ancestors.reshape(chains, *problem.batch_shape))
+
+
 def _searched(
     rows: Fibre, rng: torch.Generator, tolerance: float, report: Callable[[str], None], enough: Callable[[Tensor], bool]
 ) -> tuple[Tensor, Tensor]:
@@ -246,10 +264,10 @@ def _descended(rows: Fibre, u: Tensor, tolerance: float) -> tuple[Tensor, Tensor
     return u, cheap.evaluate(type(cheap).linearise, u).energy.nan_to_num(nan=torch.inf)
 
 
-def _astray(energy: Tensor, chains: int) -> Tensor:
-    """Which points ``[chains * problems]`` are too far above the lowest of their problem."""
+def _astray(energy: Tensor, chains: int, spread: float = 0.0) -> Tensor:
+    """Which points ``[chains * problems]`` are too far above the lowest of their problem, and its usual spread."""
     own = energy.reshape(chains, -1)
-    return (own > own.amin(0) + _STRAYS.astray).flatten()
+    return (own > own.amin(0) + _STRAYS.astray + spread).flatten()
 
 
 def _sources(astray: Tensor, rng: torch.Generator) -> Tensor:

@@ -54,6 +54,20 @@ def test_other_wrong_forward_derivatives_of_torch_are_refused(model, words):
         dgm.condition(model, torch.ones(torch.Size(model.output_shape)))
 
 
+class Rooted(dgm.GenerativeModel):
+    """A slope without bound where half of the inputs are."""
+
+    input_density = dgm.StandardNormal(2)
+
+    def observed(self, u):
+        return torch.relu(u).sqrt()
+
+
+def test_slopes_without_bound_are_named_as_such():
+    with pytest.raises(ModelError, match=r"not finite at some of its inputs: a slope without bound"):
+        dgm.condition(Rooted(), torch.ones(2), noise=0.1)
+
+
 class Doubled(dgm.GenerativeModel):
     input_density = dgm.StandardNormal(2)
 

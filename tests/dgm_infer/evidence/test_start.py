@@ -16,6 +16,13 @@ from tests.oracles import FLOAT
 QUICK = dgm.AIS(20, pilot_temperatures=10)
 
 
+class Decodes(torch.nn.Module):
+    """A decoder that is a method."""
+
+    def decoder(self, z):
+        return z
+
+
 @pytest.fixture(scope="module")
 def vae():
     return generators.load("digits_vae")
@@ -111,6 +118,7 @@ def test_a_model_without_a_decoder_has_the_density_of_its_own_noise():
     [
         ((1, 2), dgm.errors.ArgumentError, r"\(int, int\)\): expected a target, or a pair \(model, images\)"),
         ((torch.nn.Linear(2, 2), torch.zeros(2)), dgm.errors.ModelError, "has no decoder"),
+        ((Decodes(), torch.zeros(2)), dgm.errors.ModelError, "Decodes.decoder is a method: make it a torch.nn.Module"),
         # more values than inputs, and no noise
         (
             (generators.from_module(torch.nn.Linear(1, 3).eval(), latent=1), torch.zeros(3)),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.distributions import Normal
 
 import dgm_infer as dgm
 from dgm_infer.conditioning import start_points
@@ -132,3 +133,18 @@ def test_an_observation_that_nothing_generates_is_named():
     problem = dgm.condition(TwoSides(1.5), torch.tensor([[1.0], [-5.0]], dtype=FLOAT))
     with pytest.raises(dgm.errors.StartError, match="problem 1"):
         points(problem)
+
+
+def test_starts_at_the_edge_of_a_bounded_input_begin_where_others_do():
+    """Sums of one normal and two uniforms: the data bound the normal, and searches end where a uniform is 0 or 1, which
+    is 60 standard deviations out in the input that it is made of. One such chain held the steps of all back."""
+    model = dgm.from_simulator(lambda z: z + torch.rand(2), Normal(0.0, 1.0))
+    fibre = dgm.condition(model, torch.tensor([0.5, 0.9]))
+    grid = torch.linspace(-0.1, 0.5, 10_001, dtype=torch.float64)
+    weight = (-grid.square() / 2).exp()
+    mean = (weight * grid).sum() / weight.sum()
+    draws = dgm.sample(fibre, chains=8, draws=200, seed=1, progress=False)
+    assert (draws.inputs.abs() < 10).all()
+    assert (draws.ancestors != torch.arange(8)).any()
+    (z,) = draws.latents.values()
+    assert abs(z.mean() - mean) < 4 * float(draws.summary()["mcse_mean"].max())
