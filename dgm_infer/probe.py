@@ -1,18 +1,17 @@
-"""Central differences of a function, and faults of a target's energy found by them and by a few more points."""
+"""Faults of a target's energy, found by central differences and by a few more points."""
 
 import math
 import warnings
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .arguments.distributions import validated
-from .errors import DgmInferError, cause
+from .differences import differences, disagreement, sharper
+from .errors import ArgumentError, DgmInferError, cause
 from .settings import Settings
 from .target import Target
 
@@ -34,9 +33,6 @@ class ProbeSettings(Settings):
     closer: float = 1e-3
     """Another step of differences in 32 bits, a thirtieth of the first: for energies that bend within that one and are
     large enough to have digits for this one."""
-    errors: float = 10.0
-    """Errors of differences, by two steps and rounding, up to which they say nothing: those of 5 refuse right networks
-    of 512 clamped units in 32 bits."""
     nan: float = 0.1
     """Share of the points at which an energy may be NaN without a word: chains reject them like divergences."""
     near: float = 1e4
@@ -95,7 +91,7 @@ def energy_fault(
         raise
     except Exception as error:
         return f"the energy fails at x of shape {tuple(x.shape)}, {x.dtype} on {x.device}{remedy}: {cause(error, 150)}"
-    if fault := shape_fault(energy, x):
+    if fault := _shape_fault(energy, x):
         return fault
     if not torch.equal(given, x):
         return f"the energy {WRITES}"
@@ -115,7 +111,7 @@ def energy_fault(
     return target.own_fault(x) or (_gradient_fault(target, x) if differentiated else None)
 
 
-def shape_fault(energy: object, x: Tensor) -> str | None:
+def _shape_fault(energy: object, x: Tensor) -> str | None:
     """Describe an energy at points ``x [n, *batch, D]`` that is not one real number each; None if it is."""
     if not isinstance(energy, Tensor):
         return f"the energy is a {type(energy).__name__}: must be a tensor, one value per point"
@@ -124,6 +120,17 @@ def shape_fault(energy: object, x: Tensor) -> str | None:
         expected = f"one real value per point, shape {tuple(x.shape[:-1])}"
         return f"the energy at x of shape {tuple(x.shape)} is {what}: expected {expected}"
     return None
+
+
+@torch.no_grad()
+def refuse_shapes(call: str, target: Target, origin: Tensor) -> None:
+    """Raise ArgumentError if an energy is not one number per point, at two points ``origin [*batch, D]``."""
+    x, fault = origin.expand(2, *origin.shape), None
+    # what fails otherwise is named where it is looked at
+    with suppress(Exception):
+        fault = _shape_fault(target.energy(x.clone()), x)
+    if fault is not None:
+        raise ArgumentError(f"{call}(): {fault}")
 
 
 def _check_arguments(target: Target, x: Tensor) -> None:
@@ -199,7 +206,7 @@ def _gradient_fault(target: Target, x: Tensor) -> str | None:
         gradient = target.energy_and_gradient(x)[1]
         found = differences(energy, x, v)
         if x.dtype == torch.float32:
-            found = _sharper(found, differences(energy, x, v, step=SETTINGS.closer))
+            found = sharper(found, differences(energy, x, v, step=SETTINGS.closer))
         apart = disagreement(found, torch.linalg.vecdot(gradient, v).to(found.combined))
     except Exception:
         # what keeps it from being differentiated is said where derivatives are needed
@@ -345,96 +352,3 @@ def _falls(energies: list[Tensor]) -> bool:
     # minus infinity beyond an edge is not a fall: no chain moves there
     overflown = near.isneginf() & outer.isfinite() & (outer < inner - 1)
     return bool((falling | overflown).any())
-
-
-# By type: the step, near its cube root of rounding or above it, as energies are large sums.
-_STEPS = {torch.float64: 6e-6, torch.float32: 3e-2}
-# By type: errors of differences, as a share of their size, up to which they count as known, and how far they may be
-# from a derivative then. Kinks of a wide network within a step make errors of a few hundredths in 32 bits.
-_KNOWN = {torch.float64: (3e-4, 0.0), torch.float32: (3e-2, 5e-2)}
-
-
-class Differences(NamedTuple):
-    """``J v`` of a function ``[n, ..., D] -> [n, ..., N]`` by values, at n points."""
-
-    values: Tensor
-    """The function's values near the points, ``[n, ..., N]``."""
-    products: Tensor
-    """``J v``, ``[n, ..., N]``."""
-    combined: Tensor
-    """``w . J v``, ``[n, ...]``."""
-    size: Tensor
-    """``|w| |J v|``, the size of the terms of :attr:`combined`."""
-    combined_error: Tensor
-    """Difference of two steps, at least its median over the points, and rounding, ``[n, ...]``: large at kinks and
-    jumps, NaN where a function overflows."""
-    products_error: Tensor
-    """The same of :attr:`products`."""
-
-
-@torch.no_grad()
-def differences(
-    function: Callable[[Tensor], Tensor], u: Tensor, v: Tensor, w: Tensor | None = None, *, step: float | None = None
-) -> Differences:
-    """Differences along ``v``, from one call of the function with four rows a point.
-
-    Args:
-        function: row by row.
-        u: points ``[n, ..., D]``.
-        v: a direction, which broadcasts with them, of the length over which the function varies.
-        w: weights ``[N]`` of its values; None for ones.
-        step: as a share of ``v``; None for what suits the type.
-    """
-    eps = torch.finfo(u.dtype).eps
-    step = _STEPS.get(u.dtype, 0.1) if step is None else step
-    plus, minus, far_plus, far_minus = function(
-        torch.cat([u + step * v, u - step * v, u + 2 * step * v, u - 2 * step * v])
-    ).chunk(4)
-    w = torch.ones_like(plus) if w is None else w.expand_as(plus)
-    near, far = (plus - minus) / (2 * step), (far_plus - far_minus) / (4 * step)
-    norm, rounding = torch.linalg.vector_norm, 4 * eps / step
-
-    def error(change: Tensor) -> Tensor:
-        # at a single point two steps may agree by chance
-        return change.abs().maximum(change.abs().nanmedian(0).values)
-
-    combined_error = error(((near - far) * w).sum(-1)) + rounding * norm(plus * w, dim=-1)
-    # one output may be a small difference of terms of the others' size
-    products_error = error(near - far) + rounding * norm(plus, dim=-1, keepdim=True)
-    size = norm(near, dim=-1) * norm(w, dim=-1)
-    return Differences(plus, near, (near * w).sum(-1), size, combined_error, products_error)
-
-
-def _sharper(one: Differences, other: Differences) -> Differences:
-    """The differences of the step with the smaller error, point by point."""
-    first = ~(other.combined_error < one.combined_error)
-
-    def chosen(a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(first if a.ndim == first.ndim else first.unsqueeze(-1), a, b)
-
-    return Differences(*map(chosen, one, other))
-
-
-def disagreement(found: Differences, exact: Tensor) -> float:
-    """By how much derivatives ``w . J v`` differ from known differences, relative to their size; 0 if none is known.
-
-    The second largest over points, of which one may be right beside a kink.
-    """
-    apart = relative_error(found.combined, exact, found.size, found.combined_error)
-    largest = apart.flatten().sort(descending=True).values
-    return largest[min(1, len(largest) - 1)].item() if len(largest) else 0.0
-
-
-def relative_error(differences: Tensor, exact: Tensor, size: Tensor, error: Tensor) -> Tensor:
-    """``|differences - exact|`` beyond ten errors of the differences, as a share of the size of a derivative.
-
-    That is the exact one's if it is larger. Where the errors are small beside it, a fixed share is allowed at most. 0
-    where differences are not finite; infinite where the exact derivative is not.
-    """
-    scale = size.maximum(exact.abs().nan_to_num(0.0, 0.0))
-    known, most = _KNOWN.get(size.dtype, (0.1, 0.1))
-    allowed = torch.where(
-        error <= known * scale, (SETTINGS.errors * error).minimum(most * scale), SETTINGS.errors * error
-    )
-    apart = ((differences - exact).abs() - allowed).clamp_min(0) / scale.clamp_min(1e-30)
-    return apart.nan_to_num(torch.inf, torch.inf).where(differences.isfinite() & error.isfinite(), 0)

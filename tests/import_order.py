@@ -17,6 +17,7 @@ ORDER = {
         "target",
         "autodiff",
         "linear_maps",
+        "differences",
         "probe",
         "structures",
         "models",

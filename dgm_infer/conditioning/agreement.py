@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.func import vjp
 
 from ..autodiff.jacobian_products import autograd_nodes, forward_mode, push_forward
+from ..differences import Differences, differences, relative_error
 from ..errors import ModelError, cause
-from ..probe import Differences, differences, relative_error
 from ..settings import Settings
 
 

@@ -56,11 +56,11 @@ SETTINGS = NeckSettings()
 def neck_sample(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> CrossCheck:
     """By how much log Z is larger by importance sampling along where descents fall far below the draws.
 
-    Of one problem of few dimensions. ``x = m + s (t d + Q z)``, d the direction in units of the draws' spreads and Q
-    the others. In slices of constant t the energy is minimised; ``log m(t) = -phi + (D - 1)/2 log 2 pi - log|Q^T H
-    Q|/2`` is Laplace's mass of a slice, by which t is drawn, and z from Student's t with its inverse Hessian. A centred
-    hierarchy is normal in each slice. As of :func:`~dgm_infer.evidence.wide_sample.wide_sample`, a larger Z is evidence
-    against the run, whatever chains have seen, and a smaller one is not.
+    There has to be one problem, of few dimensions. ``x = m + s (t d + Q z)``, d the direction in units of the draws'
+    spreads and Q the others. In slices of constant t the energy is minimised; ``log m(t) = -phi + (D - 1)/2 log 2 pi -
+    log|Q^T H Q|/2`` is Laplace's mass of a slice, by which t is drawn, and z from Student's t with its inverse Hessian.
+    A centred hierarchy is normal in each slice. As with :func:`~dgm_infer.evidence.wide_sample.wide_sample`, a larger Z
+    is evidence against the run, whatever chains have seen, and a smaller one is not.
     """
     estimate, base = outcome.estimate, path.base
     nothing = CrossCheck.none(estimate.log_z)

@@ -78,7 +78,7 @@ class Inside(NamedTuple):
     error: Tensor
     """Its standard error."""
     mean: Tensor
-    """Of whitened coordinates there, ``[*batch, D]``, and the variance."""
+    """Mean of whitened coordinates there, ``[*batch, D]``."""
     variance: Tensor
 
 

@@ -14,7 +14,7 @@ from ..conditioning import Everything, Fibre, LatentPosterior, condition
 from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, EvidenceError, cause, warn
 from ..models import GenerativeModel, LatentVariableModel, reference_tensor
-from ..probe import energy_doubt, energy_fault, probe_points, shape_fault
+from ..probe import energy_doubt, energy_fault, probe_points, refuse_shapes
 from ..progress import Progress
 from ..references import Gaussian
 from ..references.density import Whitened, origin
@@ -89,9 +89,8 @@ def started(call: str, problem: Any, base: Whitened | None, report: Callable[[st
     if parts is not None and parts.encoder is not None and images is not None:
         own = Gaussian.from_encoder(parts.encode, images)
         if own.mean.shape == (*target.batch_shape, target.dim):
-            like = getattr(target, "values", own.mean)
-            return Started(target, own.to(like), "base: the encoder's posterior")
-    _check_shape(call, target)
+            return Started(target, own.to(getattr(target, "values", own.mean)), "base: the encoder's posterior")
+    refuse_shapes(call, target, origin(target, torch.float64))
     why = "there are too many Hessians"
     if target.batch_shape.numel() * target.dim <= LIMITS.hessians:
         report("start-up, looking for the mode of every problem")
@@ -104,17 +103,6 @@ def started(call: str, problem: Any, base: Whitened | None, report: Callable[[st
     report("start-up, fitting a Gaussian to every problem")
     said = f"base: a {kind} Gaussian fit, as {why}; nothing to do: std_error includes what a base costs"
     return Started(target, Gaussian.fit(target, kind), said)
-
-
-def _check_shape(call: str, target: Target) -> None:
-    """Raise ArgumentError if an energy is not one number per point, which a search for a base would stumble over."""
-    x = origin(target, torch.float64).expand(2, *target.batch_shape, target.dim)
-    fault = None
-    # what fails otherwise is named where it is looked at
-    with suppress(Exception), torch.no_grad():
-        fault = shape_fault(target.energy(x.clone()), x)
-    if fault is not None:
-        raise ArgumentError(f"{call}(): {fault}")
 
 
 def compare_threads_of(call: str, target: Target) -> None:

@@ -223,8 +223,8 @@ def low_points(
 def _without_strays(problem: Fibre, position: Tensor, rng: torch.Generator) -> Start:
     """Points ``[chains, *batch, D]`` of which those that no chain would come from begin where others do.
 
-    A search may end at the edge of a bounded input, 60 standard deviations out in the one that it is made of. Of draws
-    of the prior energies spread less than the inputs are many.
+    A search may end at the edge of a bounded input, 60 standard deviations out in the one that it is made of. Energies
+    of prior draws spread by less than there are inputs.
     """
     chains = len(position)
     cheap = problem.rows(chains).computed(gram_force=False)

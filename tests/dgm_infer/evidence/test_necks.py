@@ -9,7 +9,7 @@ import dgm_infer as dgm
 from dgm_infer.diagnosis import DiagnosisWarning
 from dgm_infer.evidence import checks
 from dgm_infer.evidence.wide_sample import CrossCheck
-from tests.dgm_infer.test_target import Schools, log_z_of_schools
+from tests.schools import Schools, log_z_of_schools
 
 SEEDS = {"seed": 1, "progress": False}
 
