@@ -169,6 +169,9 @@ def _caller() -> str:
     layer, frame = "", sys._getframe(2)
     while frame is not None:
         name, own = frame.f_code.co_filename, frame.f_locals.get("self")
+        if name == __file__ and frame.f_code.co_name == "kinked_operations":
+            # the code of a graph has no lines of its own, and those that follow called it
+            break
         if not layer and isinstance(own, nn.Module) and frame.f_code.co_name == "forward":
             layer = f" in {type(own).__name__}"
         if not name.startswith((_TORCH, _OURS, "<")):

@@ -1,5 +1,6 @@
 """``check()`` says in words what a pretrained network trips on: kinks, weights, bad conditioning, what vmap refuses."""
 
+import inspect
 import re
 from functools import cache
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributions import Normal
 from torch.nn import functional
 
 import dgm_infer as dgm
@@ -334,3 +336,22 @@ def updates(code, data):
 @pytest.mark.parametrize(("kinked", "smooth", "data"), PAIRS.values(), ids=PAIRS)
 def test_models_with_kinks_take_no_more_evaluations_than_smooth_ones(kinked, smooth, data):
     assert updates(kinked, data) < 1.5 * updates(smooth, data) + 50
+
+
+def test_lines_of_operations_are_those_of_the_model_or_none():
+    """A simulator that was traced has no lines of its own: that of the call was given in their place."""
+    traced = dgm.from_simulator(lambda z: (z + torch.randn(3)).sort().values[::2], Normal(0.0, 1.0))
+    fibre = dgm.condition(traced, torch.tensor([0.2, 1.9]))
+    u = fibre.start(1, torch.Generator().manual_seed(0))
+    assert "line" not in kinks.kinked_operations(fibre.constraint, u)
+
+    class Sorts(dgm.GenerativeModel):
+        input_density = dgm.StandardNormal(3)
+
+        def observed(self, u):
+            return u.sort(-1).values[..., ::2]
+
+    fibre = dgm.condition(Sorts(), torch.tensor([0.2, 1.9]))
+    found = kinks.kinked_operations(fibre.constraint, fibre.start(1, torch.Generator().manual_seed(0)))
+    line = inspect.getsourcelines(Sorts.observed)[1] + 1
+    assert f"sort, line {line} of test_kinks.py" in found
