@@ -181,7 +181,8 @@ def _check_steps(frozen: TracedModel, u: Tensor, line: str) -> None:
     if (outputs != outputs[0]).any() and not pull_back(lambda x: frozen.observed(x) * w, u)[1].any():
         raise ModelError(
             f"the outputs of {frozen.name} change only in steps, with derivatives that are exactly 0 everywhere: leave "
-            f"out rounding (round, floor, comparisons, argmax), at {line}"
+            f"out rounding (round, floor, comparisons, argmax), at {line}; what has to count is a "
+            "Simulation for sample_abc(), of dgm_infer.likelihood_free, which take no derivative"
         )
 
 
