@@ -196,7 +196,7 @@ def test_before_the_first_transition_the_time_moves_and_no_count_stands_still(cl
 
 def test_a_warm_up_that_ends_early_says_so_before_the_total_falls(capfd):
     target = dgm.Target(lambda x: x.square().sum(-1) / 2, 2)
-    dgm.sample(target, dgm.HMC(), chains=8, draws=10, seed=1)
+    dgm.sample(target, dgm.HMC(metric="identity"), chains=8, draws=10, seed=1)
     (found,) = re.findall(r"warm-up: settled after (\d+) of at most (\d+) iterations", capfd.readouterr().err)
     assert int(found[0]) < int(found[1]) == LONGEST_WARMUP
     # the control: a warm-up of given length

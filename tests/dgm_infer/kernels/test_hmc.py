@@ -14,7 +14,7 @@ SCALES = (0.1, 1.0, 10.0)
 
 
 def run(oracle, kernel=None, *, chains=100, warmup=150, draws=60):
-    kernel = kernel or dgm.HMC(n_steps=(3, 10))
+    kernel = kernel or dgm.HMC(n_steps=(3, 10), metric="identity")
     return dgm.sample(oracle.problem, kernel, chains=chains, warmup=warmup, draws=draws, seed=1, progress=False)
 
 
