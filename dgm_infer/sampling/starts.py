@@ -81,7 +81,9 @@ def starting_points(
         own = torch.arange(chains, device=position.device).view(-1, *[1] * (ancestors.ndim - 1))
         return Start(position, None if (ancestors == own).all() else ancestors)
     position = problem.start(chains, rng, tolerance=tolerance, report=report)
-    return _without_strays(problem, position, rng) if anneal else Start(position)
+    # noise is explained at the price of its energy, from any inputs
+    sheds = anneal and problem.marginal is None
+    return _without_strays(problem, position, rng) if sheds else Start(position)
 
 
 def _near_modes(problem: Target, chains: int, rng: torch.Generator, given: Tensor | None) -> Start:

@@ -112,7 +112,7 @@ def correlated_by(x):
 
 def test_a_matrix_without_a_factor_is_a_point_without_density():
     x = torch.tensor([[0.5, 1.0], [3.0, 0.0]], dtype=torch.float64)
-    with pytest.raises(torch.linalg.LinAlgError):
+    with pytest.raises(RuntimeError, match="linalg"):
         correlated_by(x)
     target = dgm.Target(correlated_by, 2)
     energy, gradient = target.energy_and_gradient(x)
@@ -139,7 +139,7 @@ def test_a_matrix_without_a_factor_is_a_point_without_density():
 )
 def test_what_torch_refuses_of_one_matrix_is_nan_there_alone(solve):
     both = torch.stack([torch.eye(2), torch.zeros(2, 2)])
-    with pytest.raises(torch.linalg.LinAlgError):
+    with pytest.raises(RuntimeError, match="linalg"):
         solve(both)
     found = without_validation(solve)(both)
     assert found[1].isnan()
