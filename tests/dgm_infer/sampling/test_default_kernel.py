@@ -68,7 +68,11 @@ def correlated(dim=20, correlation=0.95):
     return dgm.Target(lambda x: 0.5 * ((x @ precision.to(x)) * x).sum(-1), dim)
 
 
-@pytest.mark.parametrize("kernel", [None, dgm.HMC(), dgm.NUTS()], ids=["default", "HMC", "NUTS"])
+@pytest.mark.parametrize(
+    "kernel",
+    [None, pytest.param(dgm.HMC(), marks=pytest.mark.slow), pytest.param(dgm.NUTS(), marks=pytest.mark.slow)],
+    ids=["default", "HMC", "NUTS"],
+)
 @pytest.mark.parametrize("make", [scaled, correlated])
 def test_densities_of_any_scales_and_correlations_mix(make, kernel):
     draws = dgm.sample(make(), kernel, seed=1, progress=False)

@@ -135,6 +135,7 @@ def test_an_observation_that_nothing_generates_is_named():
         points(problem)
 
 
+@pytest.mark.slow
 def test_starts_at_the_edge_of_a_bounded_input_begin_where_others_do():
     """Sums of one normal and two uniforms: the data bound the normal, and searches end where a uniform is 0 or 1, which
     is 60 standard deviations out in the input that it is made of. One such chain held the steps of all back."""
