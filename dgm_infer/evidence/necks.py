@@ -10,10 +10,9 @@ from torch import Tensor
 from ..references.density import GaussianDensity
 from ..references.minimise import curvature, minimise
 from ..references.modes import in_units_of
-from .estimators import exceeded, welch
 from .method import Outcome
 from .path import AnnealedPath
-from .wide_sample import CrossCheck
+from .wide_sample import CrossCheck, beside_run
 
 
 @dataclass(frozen=True)
@@ -76,18 +75,8 @@ def neck_sample(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> C
         log_w = _log_weights(neck, rng)
     except (RuntimeError, ValueError, ArithmeticError):
         return nothing
-    log_z = log_w.logsumexp(0) - math.log(len(log_w))
-    relative = (log_w - log_z).exp().std() / math.sqrt(len(log_w))
-    effective = (2 * log_w.logsumexp(0) - (2 * log_w).logsumexp(0)).exp()
-    if not effective >= SETTINGS.effective:
-        return nothing
-    claimed, error = estimate.log_z.double(), estimate.std_error.double()
-    variance, dof = welch(
-        torch.stack([relative.expand_as(error), error]), (len(log_w) - 1, max(1, len(outcome.draws) - 1))
-    )
-    difference = (log_z - claimed).clamp_min(0.0)
-    quantile = exceeded(SETTINGS.false, dof.clamp_min(1.0)).to(variance)
-    return CrossCheck.of(difference, -torch.expm1(-difference), variance, quantile, estimate.log_z)
+    log_w = log_w.reshape(-1, *base.batch_shape)
+    return beside_run(log_w, outcome, least=SETTINGS.effective, false=SETTINGS.false)
 
 
 class _Neck(NamedTuple):

@@ -86,14 +86,25 @@ def wide_sample(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> C
         log_w = _log_weights(path, _components(path, outcome), n, max(1, SETTINGS.rows // problems), rng)
     except (RuntimeError, ValueError, ArithmeticError):
         return nothing
+    return beside_run(log_w, outcome, least=SETTINGS.effective, false=SETTINGS.false)
+
+
+def beside_run(log_w: Tensor, outcome: Outcome, *, least: float, false: float) -> CrossCheck:
+    """What an importance sample of log weights ``[n, *batch]`` says of a run.
+
+    Args:
+        least: effective points below which their error is not known.
+        false: probability of a shift where there is none, over all problems.
+    """
+    estimate = outcome.estimate
     log_z = log_w.logsumexp(0) - math.log(len(log_w))
     relative = (log_w - log_z).exp().std(0) / math.sqrt(len(log_w))
     effective = (2 * log_w.logsumexp(0) - (2 * log_w).logsumexp(0)).exp()
     claimed, error = estimate.log_z.double(), estimate.std_error.double()
     variance, dof = welch(torch.stack([relative, error]), (len(log_w) - 1, len(outcome.draws) - 1))
-    difference = torch.where(effective >= SETTINGS.effective, log_z - claimed, 0.0).clamp_min(0.0).nan_to_num(0.0)
+    difference = torch.where(effective >= least, log_z - claimed, 0.0).clamp_min(0.0).nan_to_num(0.0)
     # the error of few chains is itself uncertain
-    quantile = exceeded(SETTINGS.false / problems, dof.clamp_min(1.0)).to(variance)
+    quantile = exceeded(false / max(1, log_z.numel()), dof.clamp_min(1.0)).to(variance)
     # of Z itself, whose weights have the error
     return CrossCheck.of(difference, -torch.expm1(-difference), variance, quantile, estimate.log_z)
 
