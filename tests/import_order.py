@@ -134,6 +134,7 @@ ORDER = {
         "checks",
         "warnings",
         "result",
+        "start",
         "run",
         "annealing",
         "bounds",

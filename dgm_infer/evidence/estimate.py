@@ -17,13 +17,15 @@ from ..references import Mixture
 from ..references.density import Whitened
 from ..runs.folder import refuse_what_is_there
 from ..sampling.plan import Keeping
+from ..sampling.preflight import fitting_threads
 from ..target import as_target
 from .checks import Components, Unseen, checked, count_minima
 from .estimators import weight_ess
 from .method import Method, Outcome, check_method, replaced
 from .path import AnnealedPath
 from .result import Evidence
-from .run import EvidenceRun, Job, RunOptions, carried_out, kept_as, started
+from .run import EvidenceRun, Job, RunOptions, carried_out, kept_as
+from .start import EvidenceProblem
 from .tempering.continuous import GibbsTempering
 from .tempering.parallel import ParallelTempering
 from .warnings import few_round_trips
@@ -97,26 +99,28 @@ def log_evidence(
     if run is not None:
         # before a base is fitted
         refuse_what_is_there(call, run)
-    with Progress(flag(call, "progress", progress)) as bar:
-        target, base, said = started(call, target, base, bar.say)
-    if method is not None:
-        check_method(method)
-    own = EvidenceRun(
-        call,
-        target,
-        base,
-        GibbsTempering() if method is None else method,
-        RunOptions(chains, seed, chunk, keep_draws, progress),
-    )
-    if method is None:
-        own.method = _chosen(own)
-    check = flag(call, "coverage", coverage) and own.method.status in ("unbiased", "consistent")
-    refine = check and method is None if refine is None else flag(call, "refine", refine)
-    if refine and not check:
-        raise ArgumentError(
-            f"{call}(refine=True): modes are looked for by coverage=True, of a method that is not a bound"
+    problem = EvidenceProblem.of(call, target, has_base=base is not None)
+    with fitting_threads(call, problem.trial):
+        with Progress(flag(call, "progress", progress)) as bar:
+            target, base, said = problem.started(base, bar.say)
+        if method is not None:
+            check_method(method)
+        own = EvidenceRun(
+            call,
+            target,
+            base,
+            GibbsTempering() if method is None else method,
+            RunOptions(chains, seed, chunk, keep_draws, progress),
         )
-    return carried_out(own, {"check": check, "refine": refine}, keeping, said)
+        if method is None:
+            own.method = _chosen(own)
+        check = flag(call, "coverage", coverage) and own.method.status in ("unbiased", "consistent")
+        refine = check and method is None if refine is None else flag(call, "refine", refine)
+        if refine and not check:
+            raise ArgumentError(
+                f"{call}(refine=True): modes are looked for by coverage=True, of a method that is not a bound"
+            )
+        return carried_out(own, {"check": check, "refine": refine}, keeping, said)
 
 
 def _work(run: EvidenceRun, more: dict[str, Any]) -> Callable[[AnnealedPath, slice | None], list[Outcome]]:

@@ -1,142 +1,43 @@
-"""One call of an estimate: its target and base, its checked arguments, its chunks of problems, and its result."""
+"""One call of an estimate: its checked arguments, its chunks of problems, and its result."""
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..arguments import allocatable, context, digits, flag, numbers, other_seed, random_seed, whole_number
-from ..conditioning import Everything, Fibre, LatentPosterior, condition
+from ..arguments import allocatable, flag, other_seed, random_seed, whole_number
 from ..diagnosis import DiagnosisWarning
-from ..errors import ArgumentError, EvidenceError, cause, warn
-from ..models import GenerativeModel, LatentVariableModel, reference_tensor
-from ..probe import energy_doubt, energy_fault, probe_points, refuse_shapes
+from ..errors import ArgumentError, EvidenceError, warn
+from ..probe import energy_doubt, energy_fault, probe_points
 from ..progress import Progress
-from ..references import Gaussian
-from ..references.density import Whitened, origin
+from ..references.density import Whitened
 from ..runs.folder import RunFolder
 from ..runs.kinds import KINDS
 from ..runs.replay import CallRun, Loops, StoredCall
 from ..runs.resume import begin
 from ..sampling.plan import Keeping
-from ..sampling.preflight import compare_threads
 from ..target import Target, as_target
 from .method import EstimateStatus, Method, Outcome, joined
 from .path import AnnealedPath
 from .result import Evidence
+from .start import EvidenceProblem
 from .warnings import run_warnings
 
 
 @dataclass(frozen=True)
 class RunLimits:
-    """Sizes by which bases are chosen and problems are cut into chunks."""
+    """Sizes by which problems are cut into chunks."""
 
-    hessians: int = 2**16
-    """Rows of Hessians, over all problems, that Laplace's approximation may hold at once."""
-    full: int = 100
-    """Dimensions up to which a fit has a full covariance."""
     memory: int = 2**30
     """Bytes of chains that run at once."""
     activations: int = 2**15
     """Bytes of a target per chain and problem, besides the position: the activations of an image decoder."""
-    rows: int = 8
-    """Positions at which threads are compared: a search evaluates several at once."""
 
 
 LIMITS = RunLimits()
-
-
-class Started(NamedTuple):
-    """A target with its base."""
-
-    target: Target
-    base: Whitened
-    said: str | None
-    """One line on a base that was chosen."""
-
-
-def started(call: str, problem: Any, base: Whitened | None, report: Callable[[str], None] = lambda _: None) -> Started:
-    """The target of a problem, with its base: the encoder's posterior, else Laplace's approximation, else a fit.
-
-    Args:
-        call: the public function, for messages.
-        problem: a target, a fibre, or ``(model, images)`` of a model with a decoder and a prior, or with noise
-            of its own.
-        base: None to choose one.
-        report: told what is looked for, which may take minutes.
-
-    Raises:
-        ArgumentError: the problem is a pair of other things.
-        ModelError: the model has no decoder or no prior.
-        ObservationError: the images do not fit the decoder.
-        EvidenceError: no base can be fitted.
-    """
-    context(call)
-    parts, images = None, None
-    if isinstance(problem, tuple | list):
-        parts, images, target = _of_pair(call, problem)
-    else:
-        target = as_target(problem)
-        if isinstance(problem, Fibre) and base is None:
-            parts, images = _of_fibre(problem)
-    compare_threads_of(call, target)
-    if base is not None:
-        return Started(target, base, None)
-    if parts is not None and parts.encoder is not None and images is not None:
-        own = Gaussian.from_encoder(parts.encode, images)
-        if own.mean.shape == (*target.batch_shape, target.dim):
-            return Started(target, own.to(getattr(target, "values", own.mean)), "base: the encoder's posterior")
-    refuse_shapes(call, target, origin(target, torch.float64))
-    why = "there are too many Hessians"
-    if target.batch_shape.numel() * target.dim <= LIMITS.hessians:
-        report("start-up, looking for the mode of every problem")
-        try:
-            return Started(target, Gaussian.laplace(target), "base: Laplace's approximation at a mode")
-        except (EvidenceError, RuntimeError) as error:
-            # an energy may have no mode, or no second derivative
-            why = cause(error).split(":")[0]
-    kind = "full" if target.dim <= LIMITS.full else "diagonal"
-    report("start-up, fitting a Gaussian to every problem")
-    said = f"base: a {kind} Gaussian fit, as {why}; nothing to do: std_error includes what a base costs"
-    return Started(target, Gaussian.fit(target, kind), said)
-
-
-def compare_threads_of(call: str, target: Target) -> None:
-    """Warn where threads wait for other programs, before the search for a base, which would take as much longer."""
-    x = origin(target, torch.float64)
-    if x.device.type == "cpu" and target.has_gradient:
-        # a faulty energy is named where it is looked at
-        with suppress(Exception):
-            compare_threads(call, lambda: target.energy_and_gradient(x.expand(LIMITS.rows, *x.shape)))
-
-
-def _of_pair(call: str, problem: Any) -> tuple[LatentVariableModel | None, Tensor, Target]:
-    if len(problem) != 2 or not isinstance(problem[0], nn.Module):
-        kinds = ", ".join(type(each).__name__ for each in problem)
-        raise ArgumentError(f"{call}(({kinds})): expected a target, or a pair (model, images)")
-    images = numbers(call, "images", problem[1], digits(problem[1]))
-    if LatentVariableModel.find(problem[0]) is None and isinstance(problem[0], GenerativeModel):
-        # without a decoder, the density is that of its own noise
-        return None, images, as_target(condition(problem[0], images))
-    parts = LatentVariableModel.of(problem[0])
-    images = images.to(reference_tensor(parts.decoder)) if digits(problem[1]) else images
-    size = torch.Size(parts.output_shape).numel()
-    fits = [k for k in range(1, images.ndim + 1) if images.shape[-k:].numel() == size]
-    # a channel of its own would look like a batch of one
-    if fits and images.ndim - fits[0] > 1 and images.shape[-fits[0] - 1] == 1:
-        images = images.flatten(images.ndim - fits[0] - 1)
-    target = LatentPosterior(parts.decoder, images, parts.prior)
-    return parts, target.images.reshape(*target.batch_shape, -1), target
-
-
-def _of_fibre(fibre: Fibre) -> tuple[LatentVariableModel | None, Tensor]:
-    """The parts of a model all of whose outputs are observed, and these."""
-    whole = isinstance(fibre.observed.operator, Everything)
-    return (LatentVariableModel.find(fibre.model) if whole else None), fibre.values
 
 
 class Chunk(NamedTuple):
@@ -366,7 +267,7 @@ def kept_as(name: str, job: Job) -> None:
         return job.result(run, run.joined(chunks), inputs["more"])
 
     def problem(call: str, given: Any) -> Target:
-        return _of_pair(call, given)[2] if isinstance(given, tuple | list) else as_target(given)
+        return EvidenceProblem.of(call, given, has_base=True).target
 
     JOBS[name] = job
     KINDS[name] = CallRun(StoredCall(shard, result, problem, described, estimate_numbers))

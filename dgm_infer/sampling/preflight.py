@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, ModelError, ObservationError, warn
 from ..kernels.mode_jumps import innermost
 from ..probe import energy_doubt, energy_fault, probe_points
+from ..references.density import origin
 from ..target import Target, first_points
 from .inference_data import names_dimension
 from .plan import RunPlan
@@ -39,7 +41,7 @@ class ThreadSettings:
     most: float = 1.0
     """Seconds above which a comparison takes too long."""
     slower: float = 3.0
-    """Ratio of times that is said: a machine that is left alone has less than one."""
+    """Ratio of times from which a run takes one thread: a machine that is left alone has less than one."""
 
 
 @dataclass(frozen=True)
@@ -184,32 +186,54 @@ def check_latents(problem: Any, position: Tensor, kept_draws: int = 0) -> None:
             )
 
 
-def compare_threads(call: str, evaluate: Callable[[], Any]) -> None:
-    """Warn where torch's threads wait for other programs, so that one of them alone is several times faster.
+def trial(problem: Fibre | Target, kernel: Any, chains: int) -> None:
+    """What a kernel computes at ``chains`` points that are not looked for: nothing but its time matters."""
+    x = origin(problem, torch.float64)
+    if x.device.type == "cpu":
+        rng = torch.Generator().manual_seed(0)
+        kernel.init(problem, torch.randn(chains, *x.shape, generator=rng, dtype=x.dtype))
 
-    Their number stays: results depend on it, in the last digits.
+
+@contextmanager
+def fitting_threads(call: str, evaluate: Callable[[], Any]) -> Iterator[None]:
+    """One of torch's threads in this block where they wait for other programs, and one alone is several times faster.
+
+    Results depend on their number, in the last digits.
 
     Args:
         call: the public function that says so.
-        evaluate: what is timed.
+        evaluate: what is timed; its errors are left to the run.
     """
-    n = torch.get_num_threads()
-    if n == 1:
+    n, times = torch.get_num_threads(), 0.0
+    if n > 1:
+        with suppress(Exception):
+            times = _times_as_long(evaluate, n)
+    if times <= _THREADS.slower:
+        yield
         return
+    warn(
+        f"{call}: with {n} threads an evaluation takes {times:.0f} times as long as with one, as other programs use "
+        "the processor: this run takes one; for the same digits at any time, OMP_NUM_THREADS=1 before Python",
+        DiagnosisWarning,
+    )
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(n)
+
+
+def _times_as_long(evaluate: Callable[[], Any], n: int) -> float:
+    """Seconds of an evaluation with ``n`` threads to those with one; 0 where it is too fast or too slow to tell."""
     together = _seconds(evaluate)
     if not _THREADS.least < together < _THREADS.most:
-        return
+        return 0.0
     try:
         torch.set_num_threads(1)
         alone = min(_seconds(evaluate), _seconds(evaluate))
     finally:
         torch.set_num_threads(n)
-    if min(together, _seconds(evaluate)) > _THREADS.slower * alone:
-        warn(
-            f"{call}: with {n} threads an evaluation takes {together / alone:.0f} times as long as with one, as other "
-            "programs use the processor: torch.set_num_threads(1), or OMP_NUM_THREADS=1 before Python",
-            DiagnosisWarning,
-        )
+    return min(together, _seconds(evaluate)) / alone
 
 
 def _seconds(evaluate: Callable[[], Any]) -> float:

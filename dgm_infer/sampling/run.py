@@ -21,7 +21,7 @@ from ..target import Target, reference
 from .draws import Draws
 from .execution import Execution
 from .plan import RunInputs, RunOutcome, RunPlan
-from .preflight import check_energy, check_latents, check_resolved, compare_threads
+from .preflight import check_energy, check_latents, check_resolved
 from .starts import starting_points
 from .verdict import check_derivatives, verdict
 from .warmup import WarmUp
@@ -121,8 +121,6 @@ class SamplingRun:
         began = time.monotonic()
         state = kernel.init(problem, start.position)
         took = time.monotonic() - began
-        if state.position.device.type == "cpu":
-            compare_threads("sample", lambda: kernel.init(problem, start.position))
         if not bar.is_most:
             _foretell(problem, kernel, start.position, plan.transitions, took)
         lost = int((~state.energy.isfinite()).sum())

@@ -15,7 +15,7 @@ from ..progress import Progress
 from ..target import Target, as_target
 from .draws import Draws
 from .plan import Keeping, RunInputs, RunPlan, default_kernel
-from .preflight import check_energy, check_size
+from .preflight import check_energy, check_size, fitting_threads, trial
 from .run import SamplingRun, device_of, diagnostics, finalise, run_until_stopped
 
 __all__ = ["sample"]
@@ -124,12 +124,13 @@ def sample(
         check_energy(problem, kernel, device_of(problem, initial))
     # find starting points, warm up, draw
     run_inputs = RunInputs(problem, kernel, initial, undecided)
-    if in_folder:
-        # of the room above, which imports this one: loaded by those who ask for it
-        begin = import_module("..runs.resume", __package__).begin_chains
-        return begin(run_inputs, plan, keeping, shards=shards, progress=progress, until=until)
-    with Progress(progress, diagnostics, plan.transitions) as bar:
-        sampling_run = SamplingRun.begin(run_inputs, plan, bar)
-        stopped_by = run_until_stopped(sampling_run, bar)
-    # report
-    return finalise(sampling_run.outcome(), stopped_by)
+    with fitting_threads("sample", lambda: trial(problem, kernel, plan.chains)):
+        if in_folder:
+            # of the room above, which imports this one: loaded by those who ask for it
+            begin = import_module("..runs.resume", __package__).begin_chains
+            return begin(run_inputs, plan, keeping, shards=shards, progress=progress, until=until)
+        with Progress(progress, diagnostics, plan.transitions) as bar:
+            sampling_run = SamplingRun.begin(run_inputs, plan, bar)
+            stopped_by = run_until_stopped(sampling_run, bar)
+        # report
+        return finalise(sampling_run.outcome(), stopped_by)

@@ -19,9 +19,10 @@ from dgm_infer.arguments import random_seed
 from dgm_infer.conditioning.pictures import PixelScale
 from dgm_infer.errors import ConfigError, EvidenceError, ModelError, cause, uninterrupted
 from dgm_infer.evidence import Bounds, Method
-from dgm_infer.evidence.run import compare_threads_of
+from dgm_infer.evidence.start import EvidenceProblem
 from dgm_infer.files import write_file
 from dgm_infer.models import LatentVariableModel, as_generative_model
+from dgm_infer.sampling.preflight import fitting_threads
 from evaluation.reports.folders import complete_run
 from generators import LatentPosterior
 
@@ -270,8 +271,8 @@ def fitted_base(model: LatentVariableModel, target: LatentPosterior, kind: str, 
 def _problem(model: LatentVariableModel, x: Tensor, base: str, seed: int) -> tuple[LatentPosterior, Gaussian]:
     # a channel of its own would look like a batch of one
     target = LatentPosterior(model.decoder, x.reshape(len(x), *(n for n in x.shape[1:] if n > 1)), model.prior)
-    compare_threads_of("evidence", target)
-    return target, fitted_base(model, target, base, seed)
+    with fitting_threads("evidence", EvidenceProblem("evidence", target).trial):
+        return target, fitted_base(model, target, base, seed)
 
 
 def _labels(methods: Sequence[Method]) -> list[str]:

@@ -16,7 +16,7 @@ import dgm_infer as dgm
 from dgm_infer import arguments
 from dgm_infer.arguments.values import of_problems
 from dgm_infer.errors import ArgumentError, ModelError, reported_as
-from dgm_infer.evidence.run import started
+from dgm_infer.evidence.start import EvidenceProblem
 from tests.models import Function
 from tests.oracles import Circle
 
@@ -159,7 +159,7 @@ def test_numbers_of_python_lose_no_digits_on_the_way_to_the_model():
         yield dgm.condition(model, given, observe=dgm.pixels([True, True])).values
         yield dgm.condition(model, [2.2], observe=lambda x: x[..., :1]).values if given is y else given[:1]
         base = dgm.Gaussian(torch.zeros(4, dtype=torch.float64), 1.0)
-        target: Any = started("log_evidence", (noisy, given), base).target
+        target: Any = EvidenceProblem.of("log_evidence", (noisy, given)).started(base).target
         yield target.values
 
     for found in values(y):

@@ -7,7 +7,7 @@ import torch
 
 import dgm_infer as dgm
 import generators
-from dgm_infer.evidence.run import started
+from dgm_infer.evidence.start import EvidenceProblem
 from generators import LatentPosterior
 from tests.findings import honest
 from tests.known_evidence import known_gaussian, known_linear_gaussian
@@ -47,7 +47,7 @@ def test_a_model_with_images_is_their_posterior_from_the_encoder(vae, images):
     for shape in ((2, 8, 8), (2, 64), (2, 1, 8, 8)):
         assert torch.equal(estimated((vae, images.reshape(shape))).log_z, expected.log_z)
     # of a fibre the same density, in float64
-    found = started("log_evidence", dgm.condition(vae, images), None)
+    found = EvidenceProblem.of("log_evidence", dgm.condition(vae, images)).started(None)
     assert found.said == "base: the encoder's posterior"
     torch.testing.assert_close(found.base.mean, base.mean.double(), rtol=1e-4, atol=1e-5)
     exact = dgm.log_evidence(found.target, found.base, dgm.AIS(100), chains=8, seed=1, progress=False)
@@ -59,21 +59,21 @@ def test_a_model_with_images_is_their_posterior_from_the_encoder(vae, images):
 def test_without_an_encoder_that_applies_the_base_is_laplaces(vae, images):
     seen = dgm.pixels(torch.arange(64).reshape(8, 8) < 32)
     # the encoder knows whole images only
-    found = started("log_evidence", dgm.condition(vae, images, observe=seen), None)
+    found = EvidenceProblem.of("log_evidence", dgm.condition(vae, images, observe=seen)).started(None)
     assert found.said == "base: Laplace's approximation at a mode"
     known = known_linear_gaussian((3,))
-    found = started("log_evidence", known.target, None)
+    found = EvidenceProblem.of("log_evidence", known.target).started(None)
     assert isinstance(found.base, dgm.Gaussian)
     # exact for a normal target
     torch.testing.assert_close(found.base.log_evidence, known.log_z)
-    assert started("log_evidence", known.target, known.base).base is known.base
-    assert started("log_evidence", known.target, known.base).said is None
+    assert EvidenceProblem.of("log_evidence", known.target).started(known.base).base is known.base
+    assert EvidenceProblem.of("log_evidence", known.target).started(known.base).said is None
 
 
 def test_without_a_mode_the_base_is_a_fit():
     # Laplace's density, with a kink for a mode
     kinked = dgm.Target(lambda x: x.abs().sum(-1), 2)
-    found = started("log_evidence", kinked, None)
+    found = EvidenceProblem.of("log_evidence", kinked).started(None)
     assert found.said is not None
     assert found.said.startswith("base: a full Gaussian fit, as ")
     # whether that is bad, and what to do
@@ -88,7 +88,7 @@ def test_the_choice_is_said_in_one_line(capsys):
     (line,) = [line for line in capsys.readouterr().err.replace("\r", "\n").split("\n") if "base:" in line]
     assert line.strip().endswith("base: Laplace's approximation at a mode")
     told: list[str] = []
-    started("log_evidence", dgm.Target(lambda x: x.abs().sum(-1), 2), None, told.append)
+    EvidenceProblem.of("log_evidence", dgm.Target(lambda x: x.abs().sum(-1), 2)).started(None, told.append)
     assert told == [
         "start-up, looking for the mode of every problem",
         "start-up, fitting a Gaussian to every problem",

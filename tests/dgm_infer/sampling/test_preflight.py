@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.evidence.run import started
-from dgm_infer.sampling.preflight import compare_threads
+from dgm_infer.sampling.preflight import fitting_threads
 from tests.models import Function
 
 
@@ -21,47 +20,72 @@ def two_threads():
 
 
 def said(seconds):
-    """Warnings where an evaluation takes so long by the number of threads, and whether that number stays."""
+    """Warnings where an evaluation takes so long by the number of threads, and the number in the block."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        compare_threads("sample", lambda: time.sleep(seconds[torch.get_num_threads()]))
+        with fitting_threads("sample", lambda: time.sleep(seconds[torch.get_num_threads()])):
+            inside = torch.get_num_threads()
     assert torch.get_num_threads() == 2
-    return [str(each.message) for each in found]
+    return [str(each.message) for each in found], inside
 
 
-def test_threads_that_wait_for_other_programs_are_named(two_threads):
-    (line,) = said({1: 0.01, 2: 0.1})
+def test_a_block_takes_one_thread_where_two_wait_for_other_programs(two_threads):
+    (line,), inside = said({1: 0.01, 2: 0.1})
     assert "with 2 threads an evaluation takes" in line
-    assert "torch.set_num_threads(1)" in line
-    # what is fast, or as fast, or takes too long to try, is not remarked on
+    assert "this run takes one; for the same digits at any time, OMP_NUM_THREADS=1" in line
+    assert inside == 1
+    # what is fast, or as fast, or takes too long to try, stays as it is
     for seconds in ({1: 0.0, 2: 0.001}, {1: 0.02, 2: 0.02}, {1: 0.0, 2: 1.01}):
-        assert said(seconds) == []
+        assert said(seconds) == ([], 2)
+    # so does what fails, which the run names
+    assert said({}) == ([], 2)
+    seconds, warns = {1: 0.01, 2: 0.1}, pytest.warns(dgm.diagnosis.DiagnosisWarning)
+    fewer = fitting_threads("sample", lambda: time.sleep(seconds[torch.get_num_threads()]))
+    with warns, pytest.raises(KeyError), fewer:
+        raise KeyError
+    assert torch.get_num_threads() == 2
 
 
-def test_a_run_is_compared_where_it_starts_and_draws_the_same(two_threads):
-    def waits(x):
-        time.sleep(0.02 if torch.get_num_threads() > 1 else 0.0)
-        return 0.5 * x.square().sum(-1)
+def waits(x):
+    time.sleep(0.02 if torch.get_num_threads() > 1 else 0.0)
+    return 0.5 * x.square().sum(-1)
 
-    def sampled(energy):
+
+def test_a_run_takes_one_thread_from_its_start_and_draws_the_same(two_threads, tmp_path):
+    def sampled(energy, **options):
         target = dgm.Target(energy, 2)
         kernel = dgm.HMC(n_steps=1, step_size=0.5, compile=False)
-        return dgm.sample(target, kernel, chains=2, warmup=0, draws=2, seed=0, progress=False)
+        return dgm.sample(target, kernel, chains=2, warmup=0, draws=2, seed=0, progress=False, **options)
 
-    with pytest.warns(dgm.diagnosis.DiagnosisWarning, match="other programs use the processor"):
-        slow = sampled(waits)
+    in_use = []
+
+    def seen(x):
+        in_use.append(torch.get_num_threads())
+        return waits(x)
+
+    with pytest.warns(dgm.diagnosis.DiagnosisWarning, match="other programs use the processor: this run takes one"):
+        slow = sampled(seen)
+    assert in_use[-4:] == [1] * 4
     assert torch.equal(slow.inputs, sampled(lambda x: 0.5 * x.square().sum(-1)).inputs)
+    with pytest.warns(dgm.diagnosis.DiagnosisWarning, match="other programs use the processor: this run takes one"):
+        kept = sampled(waits, run=tmp_path / "run")
+    assert torch.equal(slow.inputs, kept.inputs)
 
 
-def test_an_estimate_of_evidence_is_compared_before_its_base_is_looked_for(two_threads):
-    def waits(x):
-        time.sleep(0.02 if torch.get_num_threads() > 1 else 0.0)
-        return 0.5 * x.square().sum(-1)
+def test_an_estimate_of_evidence_takes_one_thread_before_its_base_is_looked_for(two_threads, monkeypatch):
+    in_use = []
+    laplace = dgm.Gaussian.laplace
 
-    with pytest.warns(dgm.diagnosis.DiagnosisWarning, match="log_evidence: with 2 threads .* other programs use the"):
-        started("log_evidence", dgm.Target(waits, 2), None)
-    with pytest.warns(dgm.diagnosis.DiagnosisWarning, match="log_evidence: with 2 threads"):
-        started("log_evidence", dgm.Target(waits, 2), dgm.Gaussian(torch.zeros(2), 1.0))
+    def seen(target):
+        in_use.append(torch.get_num_threads())
+        return laplace(target)
+
+    monkeypatch.setattr(dgm.Gaussian, "laplace", seen)
+    with pytest.warns(dgm.diagnosis.DiagnosisWarning, match="log_evidence: with 2 threads .* this run takes one"):
+        dgm.log_evidence(
+            dgm.Target(waits, 2), method=dgm.evidence.ImportanceSampling(), chains=8, seed=0, progress=False
+        )
+    assert in_use == [1]
 
 
 @pytest.mark.parametrize(
