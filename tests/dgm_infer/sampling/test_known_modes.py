@@ -63,7 +63,8 @@ def test_a_search_leaves_chains_of_one_mode_as_they_are(monkeypatch):
     ],
     ids=["kinks", "open"],
 )
-@pytest.mark.filterwarnings("ignore::dgm_infer.diagnosis.DiagnosisWarning")
+# steps for a wall of width 1 beside a tail of 1000 are another matter, whose warnings differ by processor
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_has_no_modes_with_curvature_is_sampled_as_before(energy):
     draws = dgm.sample(dgm.Target(energy, 2), **OPTIONS)
     assert draws.modes is None or draws.modes.counts == 1
