@@ -15,6 +15,8 @@ from .html import block, text
 
 __all__ = ["Block", "Density", "Target", "as_target", "check_density", "reference"]
 
+_NO_GRADIENTS = "sample by a kernel that needs no gradient, such as kernels.RandomWalk()"
+
 
 @runtime_checkable
 class Density(Protocol):
@@ -115,13 +117,14 @@ class Target:
                     raise
                 raise ArgumentError(
                     f"the energy of a {type(self).__name__} has no gradient, as it leaves torch (numpy()): compute "
-                    "with torch's functions, or sample by a kernel without gradients, such as kernels.RandomWalk"
+                    f"with torch's functions, or {_NO_GRADIENTS}"
                 ) from error
             if energy.shape != x.shape[:-1] or not energy.requires_grad:
                 what = f"of shape {tuple(energy.shape)}" if energy.requires_grad else "without a gradient"
+                remedy = "" if energy.requires_grad else f", or {_NO_GRADIENTS}"
                 raise ArgumentError(
                     f"the energy of a {type(self).__name__} at x of shape {tuple(x.shape)} is {what}: expected one "
-                    f"differentiable value per point, shape {tuple(x.shape[:-1])}"
+                    f"differentiable value per point, shape {tuple(x.shape[:-1])}{remedy}"
                 )
             (gradient,) = torch.autograd.grad(energy.sum(), x)
         return energy.detach(), gradient
@@ -248,11 +251,19 @@ def as_target(target) -> Target:
     For a fibre with additive normal noise that is the posterior of the other inputs, whose evidence is ``log p(y)``.
 
     Raises:
-        ArgumentError: one of them is missing.
+        ArgumentError: one of them is missing, or of the wrong kind.
     """
     if hasattr(target, "constraint") and isinstance(marginal := getattr(target, "marginal", None), Target):
         return marginal
-    return target if isinstance(target, Target) else _Adapted(target)
+    if not isinstance(target, Target):
+        return _Adapted(target)
+    if not isinstance(target.batch_shape, torch.Size):
+        # of a subclass with an __init__ of its own
+        target.batch_shape = torch.Size(sizes(type(target).__name__, "batch_shape", target.batch_shape, empty=True))
+    if not hasattr(target, "dim"):
+        name = type(target).__name__
+        raise ArgumentError(f"{name} has no dim: set it, or call super().__init__(dim=...) in the __init__ of {name}")
+    return target
 
 
 def first_points(target: Target, n: int, rng: torch.Generator) -> Tensor:

@@ -95,7 +95,7 @@ def sample(
     """
     context("sample")
     # choose a kernel
-    if not isinstance(problem, Fibre | Target):
+    if not isinstance(problem, Fibre):
         problem = as_target(problem)
     undecided = kernel is None
     example = "HMC()"

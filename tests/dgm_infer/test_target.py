@@ -110,6 +110,23 @@ def correlated_by(x):
     return 0.5 * x.square().sum(-1) - log_det
 
 
+def test_a_subclass_with_an_init_of_its_own_is_a_target():
+    class Own(dgm.Target):
+        def __init__(self, **given):
+            vars(self).update(given)
+
+        def energy(self, x):
+            return 0.5 * x.square().sum(-1)
+
+    draws = dgm.sample(Own(dim=3, batch_shape=(2,)), chains=4, warmup=5, draws=5, seed=1, progress=False)
+    assert draws.inputs.shape == (4, 5, 2, 3)
+    assert dgm.log_evidence(Own(dim=3, batch_shape=()), method=dgm.Elbo(), seed=1, progress=False).log_z.shape == ()
+    with pytest.raises(dgm.errors.ArgumentError, match=r"Own has no dim: set it, or call super\(\)"):
+        dgm.sample(Own(), chains=4, warmup=5, draws=5, seed=1, progress=False)
+    with pytest.raises(dgm.errors.ArgumentError, match="Own.batch_shape"):
+        dgm.sample(Own(dim=3, batch_shape=-1), chains=4, warmup=5, draws=5, seed=1, progress=False)
+
+
 def test_a_matrix_without_a_factor_is_a_point_without_density():
     x = torch.tensor([[0.5, 1.0], [3.0, 0.0]], dtype=torch.float64)
     with pytest.raises(RuntimeError, match="linalg"):
