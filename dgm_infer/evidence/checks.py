@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DgmInferError
+from ..kernels.mode_jumps import reach
 from ..progress import Progress
 from ..references.minimise import beside_mode, minimise, places, same_minimum, same_mode
 from ..references.modes import in_units_of, laplace_masses, spread_out
@@ -37,8 +38,6 @@ class SearchesAfterwards:
     """Modes whose Hessians are computed, those of the lowest energies."""
     rows: int = 2**14
     """Rows of Hessians, over all problems, above which no search is made."""
-    within: float = 5.0
-    """Standard deviations of the squared distance within which a draw has visited a mode."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +235,7 @@ def _visited(draws: Tensor, log_weights: Tensor, mode: Tensor, covariance: Tenso
     factor = torch.where((failed == 0)[..., None, None], factor, torch.eye(dim, dtype=mode.dtype, device=mode.device))
     apart = (draws - mode).movedim(0, -1)
     squares = torch.linalg.solve_triangular(factor, apart, upper=False).square().sum(-2).movedim(-1, 0)
-    near = squares < dim + SEARCHES.within * math.sqrt(2 * dim)
+    near = squares < reach(dim)
     return (near & (log_weights > -math.inf)).any(0) | (failed != 0)
 
 

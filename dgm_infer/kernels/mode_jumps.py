@@ -24,6 +24,11 @@ from .metropolis import Point, metropolis
 _MOST, _NUMBERS = 256, 2**21
 
 
+def reach(dim: int) -> float:
+    """The squared distance up to which a draw is in a mode: five standard deviations above the mean of chi-squared."""
+    return dim + 5.0 * math.sqrt(2 * dim)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Jumps(Settings):
     """Modes to jump between: normal densities ``N(m_k, L_k L_k^T)`` with weights, for every problem of a batch.
@@ -159,11 +164,9 @@ class Jumps(Settings):
             index, best = torch.where(score > best, m, index), torch.maximum(best, score)
         return torch.stack([(index == m).any(0) for m in range(len(self.centres))])
 
-    def reached(self, x: Tensor, within: float) -> Tensor:
-        """Whether some point of ``x [N, *batch, D]`` is where draws of each normal density are: its squared distance
-        within so many standard deviations of theirs, ``[M, *batch]``."""
-        dim = x.shape[-1]
-        most = dim + within * math.sqrt(2 * dim)
+    def reached(self, x: Tensor) -> Tensor:
+        """Whether some point of ``x [N, *batch, D]`` is within :func:`reach` of each mode, ``[M, *batch]``."""
+        most = reach(x.shape[-1])
         whites = [
             (inverse @ (x - centre).unsqueeze(-1)).squeeze(-1)
             for centre, inverse in zip(self.centres, self.inverses, strict=True)

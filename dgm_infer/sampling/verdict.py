@@ -46,8 +46,6 @@ class VerdictSettings:
     """Share of failing transitions from which jumps of the Jacobian are looked for."""
     lines: int = 8
     """Draws between which they are."""
-    within: float = 5.0
-    """Standard deviations of the squared distance within which a draw is in a mode."""
     each: int = 4
     """Draws per coordinate from which their covariance tells how large a part they are of."""
     missed: float = 0.05
@@ -309,7 +307,7 @@ def _missed(modes: Jumps, inputs: Tensor, problem: Any, *, jumps: bool) -> Itera
     modes = modes.to(x)
     share = (modes.log_weights.exp() * ~modes.visited(x)).sum(0)
     if isinstance(problem, Target) and modes.centres.shape[1:] == (*problem.batch_shape, problem.dim):
-        beside = ~modes.reached(x, VERDICT.within).any(0)
+        beside = ~modes.reached(x).any(0)
         if beside.any():
             share = torch.where(beside, _share_of_modes(modes, x, problem).to(share), share)
             if (missed := beside & (share > VERDICT.missed)).any():
