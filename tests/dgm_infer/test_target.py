@@ -123,7 +123,7 @@ def test_a_subclass_with_an_init_of_its_own_is_a_target():
     assert dgm.log_evidence(Own(dim=3, batch_shape=()), method=dgm.Elbo(), seed=1, progress=False).log_z.shape == ()
     with pytest.raises(dgm.errors.ArgumentError, match=r"Own has no dim: set it, or call super\(\)"):
         dgm.sample(Own(), chains=4, warmup=5, draws=5, seed=1, progress=False)
-    with pytest.raises(dgm.errors.ArgumentError, match="Own.batch_shape"):
+    with pytest.raises(dgm.errors.ArgumentError, match=r"Own.batch_shape"):
         dgm.sample(Own(dim=3, batch_shape=-1), chains=4, warmup=5, draws=5, seed=1, progress=False)
 
 
