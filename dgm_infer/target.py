@@ -187,7 +187,7 @@ class Target:
         """Where chains may start, ``[n, *batch, D]``: standard normal draws, unless a subclass knows better."""
         return torch.randn(n, *self.batch_shape, self.dim, generator=rng, dtype=default_type(), device=rng.device)
 
-    def start(self, chains: int, rng: torch.Generator, attempts: int = 20) -> Tensor:
+    def start(self, chains: int, rng: torch.Generator, attempts: int = 100) -> Tensor:
         """:meth:`initial_draws`, made again up to ``attempts`` times where the energy is not finite.
 
         Raises:
@@ -328,7 +328,7 @@ class _Adapted(Target):
         # the target's own starting points: nothing else says where the density is
         return self._own("start" if hasattr(self._target, "start") else "initial_draws")(n, rng)
 
-    def start(self, chains, rng, attempts=20):
+    def start(self, chains, rng, attempts=100):
         return self._own("start")(chains, rng)
 
     @property

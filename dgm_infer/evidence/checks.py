@@ -12,6 +12,7 @@ from ..kernels.mode_jumps import reach
 from ..progress import Progress
 from ..references.minimise import beside_mode, minimise, places, same_minimum, same_mode
 from ..references.modes import in_units_of, laplace_masses, spread_out
+from ..target import Posterior, Target
 from .estimators import exceeded, welch
 from .method import Outcome
 from .necks import neck_sample
@@ -68,6 +69,10 @@ class PlateauSettings:
     """Change of log likelihood, in nats, up to which it is flat between them."""
     below: float = 3.0
     """Nats below the draws of the posterior from which a plateau is not where these are."""
+    still: float = 1e-9
+    """Slope of the log likelihood up to which an input has none: differences of priors round."""
+    rounds: int = 32
+    """Inputs without a gradient that are drawn anew at the best draw of every chain, one at a time."""
 
 
 SEARCHES, CROSS, PLATEAUS = SearchesAfterwards(), CrossCheckSettings(), PlateauSettings()
@@ -133,27 +138,66 @@ def plateaus(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> Tens
     """Share of prior draws where the likelihood is flat, far below where it is at the posterior's, ``[*batch]``.
 
     Neither searches nor moves find what is narrow between plateaus, as of a softmax at a low temperature. For a target
-    without a standard normal prior it is 0, unknown.
+    without a prior of this kind it is 0, unknown.
     """
     target, nothing = path.target, torch.zeros_like(outcome.estimate.log_z)
     if not target.standardised or not outcome.draws.shape[1]:
         return nothing
-
-    def loss(x: Tensor) -> Tensor:
-        return (target.energy(x) - 0.5 * x.square().sum(-1)).double()
-
     try:
         x = target.initial_draws(PLATEAUS.draws, rng).to(path.base.mean)
         beside = x + PLATEAUS.step * torch.randn(x.shape, generator=rng, dtype=x.dtype, device=x.device)
-        there = loss(x)
-        flat = (loss(beside) - there).abs() < PLATEAUS.flat
-        # of weighted draws the best of every chain
-        best = outcome.log_weights.argmax(1)
-        index = best[:, None, ..., None].expand(-1, 1, *outcome.draws.shape[2:])
-        usual = loss(outcome.draws.gather(1, index)[:, 0].to(x)).median(0).values
+        there = _loss(target, x)
+        flat = (_loss(target, beside) - there).abs() < PLATEAUS.flat
+        usual = _loss(target, _best(outcome).to(x)).median(0).values
     except (RuntimeError, ValueError, ArithmeticError):
         return nothing
     return (flat & (there > usual + PLATEAUS.below)).double().mean(0)
+
+
+def switches(path: AnnealedPath, outcome: Outcome) -> Tensor:
+    """Share of the inputs without a gradient, of those drawn anew, that change the likelihood by nats, ``[*batch]``.
+
+    They are compared with a threshold, as by ``where(u < 0.3, ...)``: no slope leads to the right side of it. 0 where
+    every input has a gradient, and, unknown, as for :func:`plateaus`.
+    """
+    target, nothing = path.target, torch.zeros_like(outcome.estimate.log_z)
+    if not (target.standardised and target.has_gradient and outcome.draws.shape[1]):
+        return nothing
+    # of its own: runs are those without this look
+    rng, jumps = torch.Generator(path.base.mean.device).manual_seed(0), []
+    try:
+        with torch.enable_grad():
+            x = _best(outcome).to(path.base.mean).requires_grad_()
+            there = _loss(target, x)
+            (gradient,) = torch.autograd.grad(there.sum(), x)
+        x, still = x.detach(), gradient.abs() <= PLATEAUS.still
+        if not still.any():
+            return nothing
+        for _ in range(PLATEAUS.rounds):
+            chosen = (torch.rand(x.shape, generator=rng, dtype=x.dtype, device=x.device) * still).argmax(
+                -1, keepdim=True
+            )
+            anew = target.initial_draws(len(x), rng).to(x).gather(-1, chosen)
+            change = _loss(target, x.scatter(-1, chosen, anew)) - there.detach()
+            jumps.append((change.abs() > PLATEAUS.below) & still.any(-1))
+    except (RuntimeError, ValueError, ArithmeticError):
+        return nothing
+    return torch.stack(jumps).double().mean((0, 1))
+
+
+def _loss(target: Target, x: Tensor) -> Tensor:
+    """``-log p(y | x)`` up to a constant, ``[..., *batch]``, where the prior is standardised."""
+    if isinstance(target, Posterior):
+        prior = target.tempered_energy(x, x.new_zeros(x.shape[:-1]))
+    else:
+        prior = 0.5 * x.square().sum(-1)
+    return (target.energy(x) - prior).double()
+
+
+def _best(outcome: Outcome) -> Tensor:
+    """The draw of the largest weight of every chain, ``[chains, *batch, D]``."""
+    index = outcome.log_weights.argmax(1)[:, None, ..., None]
+    return outcome.draws.gather(1, index.expand(-1, 1, *outcome.draws.shape[2:]))[:, 0]
 
 
 def widened(std_error: Tensor, unseen: Unseen) -> tuple[Tensor, Unseen]:
@@ -297,6 +341,7 @@ def checked(
     error = torch.maximum(error, (outcome.estimate.std_error.square() + spread.square()).sqrt())
     found = {
         "plateaus": plateaus(path, outcome, rng),
+        "switches": switches(path, outcome),
         "minima": unseen.found,
         "unseen_modes": unseen.modes,
         "unseen_shift": unseen.shift,

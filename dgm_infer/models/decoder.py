@@ -330,11 +330,19 @@ def as_generative_model(module: object) -> GenerativeModel:
     """
     try:
         model = None if isinstance(module, GenerativeModel) else LatentVariableModel.of(module)
-        if model is not None and isinstance(base_distribution(model.outputs), Normal):
-            return NormalOutputs(model)
     except ModelError:
         # validate() names the fault
-        pass
+        model = None
+    if model is not None:
+        outputs = base_distribution(model.outputs)
+        if isinstance(outputs, Normal):
+            return NormalOutputs(model)
+        name, kind = type(module).__name__, type(outputs).__name__
+        raise ModelError(
+            f"the decoder of {name} gives a {kind}, and conditioning takes Normal outputs or discrete ones: "
+            "generators.LatentPosterior(model.decoder, images, model.prior) is the posterior of its latents, and "
+            "log_evidence((model, images)) takes it as it is"
+        )
     validate(module)
     return module  # type: ignore[return-value]
 

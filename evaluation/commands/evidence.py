@@ -63,7 +63,7 @@ def estimate_evidence(
     n_images: int = 20,
     binarise: float | None = None,
     methods: list[Method] | None = None,
-    base: Literal["encoder", "diagonal", "low_rank", "full", "laplace"] = "encoder",
+    base: Literal["encoder", "diagonal", "low_rank", "full", "laplace"] | None = None,
     bounds: AIS | None = AIS(),  # noqa: B008 (immutable)
     n_simulated: int = 10,
     chains: int = 16,
@@ -91,7 +91,7 @@ def estimate_evidence(
             ContinuousTempering with their defaults, minutes for small networks; GibbsTempering alone, with bounds null,
             is the quick one.
         base: density that methods start from: encoder, a Gaussian fitted by the evidence lower bound (diagonal,
-            low_rank, full), or laplace.
+            low_rank, full), or laplace; null for the encoder's, without one laplace where there is a mode, else a fit.
         bounds: annealing in both directions, for an upper bound: from draws of the last method that has draws of the
             posterior (heuristic, for these are not exact), and on simulated images; null for none.
         n_simulated: images simulated from the generator, of which exact draws are known: there both bounds hold, and
@@ -126,7 +126,7 @@ def estimate_evidence(
     if chains < 2:
         raise ConfigError(f"chains = {chains}: must be >= 2, errors come from the spread over chains")
     seed = random_seed("evidence", seed)
-    print(f"base: {base}, of {n_images} images", flush=True)
+    print(f"base: {base or 'chosen'}, of {n_images} images", flush=True)
     target, q = _problem(model, x, base, seed)
     options = {"chains": chains, "seed": seed, "chunk": chunk}
     stages = _Stages(len(methods) + (bounds is not None) * (1 + (n_simulated > 0)))
@@ -248,13 +248,15 @@ def _parts(model: nn.Module) -> LatentVariableModel:
         raise ModelError(f"generator: {error}; or give it normal noise, --output_noise SD") from error
 
 
-def fitted_base(model: LatentVariableModel, target: LatentPosterior, kind: str, seed: int) -> Gaussian:
-    """The density that methods start from, for every image of the target.
+def fitted_base(model: LatentVariableModel, target: LatentPosterior, kind: str | None, seed: int) -> Gaussian:
+    """The density that methods start from, for every image of the target; None as :func:`dgm_infer.log_evidence` does.
 
     Raises:
         ModelError: an encoder is asked for, and the model has none.
     """
-    if kind == "encoder":
+    if kind is None and model.encoder is None:
+        return EvidenceProblem("evidence", target).started(None).base
+    if kind in (None, "encoder"):
         if model.encoder is None:
             name = type(model.module).__name__
             raise ModelError(f"generator: a {name} has no encoder: choose base diagonal, low_rank, full or laplace")
@@ -268,7 +270,7 @@ def fitted_base(model: LatentVariableModel, target: LatentPosterior, kind: str, 
     return Gaussian.fit(target, kind, seed=seed)  # type: ignore[arg-type]
 
 
-def _problem(model: LatentVariableModel, x: Tensor, base: str, seed: int) -> tuple[LatentPosterior, Gaussian]:
+def _problem(model: LatentVariableModel, x: Tensor, base: str | None, seed: int) -> tuple[LatentPosterior, Gaussian]:
     # a channel of its own would look like a batch of one
     target = LatentPosterior(model.decoder, x.reshape(len(x), *(n for n in x.shape[1:] if n > 1)), model.prior)
     with fitting_threads("evidence", EvidenceProblem("evidence", target).trial):
@@ -315,7 +317,7 @@ def _resampled(evidence: Evidence, chains: int, seed: int) -> Tensor:
 
 
 def _simulated_bounds(
-    model: LatentVariableModel, n: int, base: str, method: AIS, options: dict, run: KeptRun
+    model: LatentVariableModel, n: int, base: str | None, method: AIS, options: dict, run: KeptRun
 ) -> Bounds:
     """Both bounds on images that the generator makes, from the latents that it made them of."""
     images, latents = model.generate(n, options["seed"])

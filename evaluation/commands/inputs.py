@@ -61,11 +61,13 @@ def read_generator(generator: nn.Module | str) -> nn.Module:
     if generator.endswith(".py"):
         name = Path(generator).stem
         raise ConfigError(f"generator: {generator} is code: name the model in it, as {name}.model for `model = ...`")
-    module = generator.rpartition(".")[0]
-    if module.isidentifier() and Path(generator).suffix not in _FILES and importlib.util.find_spec(module) is None:
-        raise ConfigError(
-            f"generator: class path {generator}: there is no module {module!r}, in this folder or installed"
-        )
+    module, _, name = generator.rpartition(".")
+    if module.isidentifier() and Path(generator).suffix not in _FILES:
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError(
+                f"generator: class path {generator}: there is no module {module!r}, in this folder or installed"
+            )
+        raise ConfigError(f"generator: class path {generator}: {module}.py has no {name!r}")
     try:
         return generators.load(generator)
     except CheckpointError as error:

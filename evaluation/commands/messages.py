@@ -25,6 +25,10 @@ def one_line(message: str) -> str:
     kept = specific if any(line.startswith("-") for line in specific) else kept
     text = " ".join(line.removeprefix("- ") for line in kept)
     text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text)
+    text = re.sub(r"Expected a (?:typing\.)?Literal\[(.*?)\]", r"Expected one of \1", text)
+    given = re.search(r"Given value: (.{1,60})$", message, re.M)
+    if given and "Expected " in text and given[1] not in text:
+        text += f", not {given[1]}"
     # training's word "fit" is implied, never typed
     text = text.replace("fit.", "")
     return re.sub(r'Parser key "([^"]+)":', r"\1:", text)

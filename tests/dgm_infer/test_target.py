@@ -127,6 +127,14 @@ def test_a_subclass_with_an_init_of_its_own_is_a_target():
         dgm.sample(Own(dim=3, batch_shape=-1), chains=4, warmup=5, draws=5, seed=1, progress=False)
 
 
+def test_starts_are_drawn_until_all_are_inside_a_support_that_few_draws_meet():
+    target = dgm.Target(lambda x: torch.where(x[..., 0] > 1.5, 0.5 * x.square().sum(-1), torch.inf), 2)
+    start = target.start(64, torch.Generator().manual_seed(0))
+    assert (start[:, 0] > 1.5).all()
+    # the control: twenty draws of each, 0.067 of which are inside, leave some outside
+    assert (target.start(64, torch.Generator().manual_seed(0), attempts=20)[:, 0] < 1.5).any()
+
+
 def test_a_matrix_without_a_factor_is_a_point_without_density():
     x = torch.tensor([[0.5, 1.0], [3.0, 0.0]], dtype=torch.float64)
     with pytest.raises(RuntimeError, match="linalg"):

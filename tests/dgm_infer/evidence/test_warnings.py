@@ -95,6 +95,34 @@ def test_chains_that_hardly_ever_came_to_the_target_are_named():
     assert "several modes" in line
 
 
+def test_inputs_that_only_switch_are_named_where_chains_hardly_travel():
+    """A mixture whose component is chosen by ``where``: of 15 data two of 7 runs were 9 and 4 errors too low."""
+
+    def lines(simulator, n_draws=40):
+        fibre = dgm.condition(dgm.from_simulator(simulator, torch.distributions.Normal(0.0, 1.0)), [1.2, -0.8])
+        found = said(fibre, None, dgm.GibbsTempering(draws=n_draws, warmup=20, pilot_temperatures=10))
+        return [line for line in found if "inputs without a gradient change the likelihood" in line]
+
+    def choosing(z):
+        return torch.where(torch.rand(2) < 0.5, z - 2, z + 1) + 0.3 * torch.randn(2)
+
+    (line,) = lines(choosing)
+    assert "as those of where(u < 0.3, ...), and 8 chains made" in line
+
+    # controls: an input that changes nothing, inputs with a gradient, and chains that travel
+    def unused(z):
+        return torch.where(torch.rand(2) < 0.5, z + 1, z + 1) + 0.3 * torch.randn(2)
+
+    def sliding(z):
+        return torch.tanh(z) + 0.3 * torch.randn(2)
+
+    assert lines(unused) == lines(sliding) == []
+    few, many = ({"switches": torch.full((2,), 0.3), "round_trips": torch.full((2,), n)} for n in (63, 64))
+    (line,) = map(str, run_warnings(few, ERROR, "consistent", 16))
+    assert "16 chains made 63 round trips" in line
+    assert list(run_warnings(many, ERROR, "consistent", 16)) == []
+
+
 def test_fewer_round_trips_than_chains_are_named_whatever_else_agrees():
     def lines(trips, agrees, restarts=30.0):
         diagnostics = {

@@ -179,6 +179,14 @@ BAD = {
     "device that there is none of": lambda c: (["condition", "--config", c, "--device", "gpu7"], "gpu7"),
     "negative seed": lambda c: (["condition", "--config", c, "--seed", "-1"], "seed=-1"),
     "class path of nothing": lambda c: (["condition", "--config", c, "--generator", "mine.Nope"], "class path"),
+    "name that a module lacks": lambda c: (
+        ["condition", "--config", c, "--generator", "generators.Nope"],
+        "generators.py has no 'Nope'",
+    ),
+    "number with a comma in a file": lambda c: (
+        ["condition", "--config", _append(c, 'noise: "0,1"')],
+        "noise: Expected a float, not 0,1",
+    ),
     "export where no folder can be": lambda c: (
         ["train", "--config", str(TRAIN), "--export.path", f"{c}/x", "--trainer.max_epochs", "1"],
         "export.path",

@@ -114,7 +114,7 @@ class WithoutEncoder(generators.GaussianVAE):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", some(("diagonal", "low_rank", "full", "laplace"), quick=("diagonal",)))
+@pytest.mark.parametrize("kind", some((None, "diagonal", "low_rank", "full", "laplace"), quick=(None,)))
 def test_a_generator_without_an_encoder_has_other_bases(kind):
     torch.manual_seed(0)
     model = WithoutEncoder()
@@ -160,7 +160,10 @@ BAD = {
     "negative count": (["--n_simulated", "-1"], "n_simulated"),
     "unknown generator": (["--generator", "digit_vae"], "digits_vae"),
     "generator without a decoder": (["--generator", "{class_path: generators.Hyperbola}"], "no decoder"),
-    "generator without an encoder": (["--generator", f"{{class_path: {__name__}.WithoutEncoder}}"], "no encoder"),
+    "generator without an encoder": (
+        ["--base", "encoder", "--generator", f"{{class_path: {__name__}.WithoutEncoder}}"],
+        "no encoder",
+    ),
     "missing images": (["--images", "absent.npy"], "absent.npy"),
     "device that there is none of": (["--device", "gpu7"], "gpu7"),
     "name that leads elsewhere": (["--name", "../x"], "'../x'"),
