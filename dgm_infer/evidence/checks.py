@@ -72,7 +72,7 @@ class PlateauSettings:
     still: float = 1e-9
     """Slope of the log likelihood up to which an input has none: differences of priors round."""
     rounds: int = 32
-    """Inputs without a gradient that are drawn anew at the best draw of every chain, one at a time."""
+    """Inputs without a gradient that are redrawn at the best draw of every chain, one at a time."""
 
 
 SEARCHES, CROSS, PLATEAUS = SearchesAfterwards(), CrossCheckSettings(), PlateauSettings()
@@ -155,7 +155,7 @@ def plateaus(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> Tens
 
 
 def switches(path: AnnealedPath, outcome: Outcome) -> Tensor:
-    """Share of the inputs without a gradient, of those drawn anew, that change the likelihood by nats, ``[*batch]``.
+    """Share of the inputs without a gradient, of those redrawn, that change the likelihood by nats, ``[*batch]``.
 
     They are compared with a threshold, as by ``where(u < 0.3, ...)``: no slope leads to the right side of it. 0 where
     every input has a gradient, and, unknown, as for :func:`plateaus`.
@@ -177,8 +177,8 @@ def switches(path: AnnealedPath, outcome: Outcome) -> Tensor:
             chosen = (torch.rand(x.shape, generator=rng, dtype=x.dtype, device=x.device) * still).argmax(
                 -1, keepdim=True
             )
-            anew = target.initial_draws(len(x), rng).to(x).gather(-1, chosen)
-            change = _loss(target, x.scatter(-1, chosen, anew)) - there.detach()
+            redrawn = target.initial_draws(len(x), rng).to(x).gather(-1, chosen)
+            change = _loss(target, x.scatter(-1, chosen, redrawn)) - there.detach()
             jumps.append((change.abs() > PLATEAUS.below) & still.any(-1))
     except (RuntimeError, ValueError, ArithmeticError):
         return nothing

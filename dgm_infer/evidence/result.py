@@ -65,7 +65,7 @@ class Evidence:
             draw has visited, and what they add to log Z, if more than the error without them), ``energy_spacing``
             (nats between neighbouring numbers of the size of the energies at the draws), ``plateaus`` (share of prior
             draws where the likelihood is flat and far below the posterior's), ``switches`` (share of inputs without a
-            gradient that change it all the same when they are drawn anew), ``wide_shift`` (by how much log Z is
+            gradient that change it all the same when they are redrawn), ``wide_shift`` (by how much log Z is
             larger by independent points around the draws, if more than by chance), ``neck_shift`` (the same along a
             direction in which the density narrows and rises), ``drift`` of tempering (by how much
             log Z is larger in the second half of the run, if more than by chance; part of ``std_error``). Annealing

@@ -41,7 +41,7 @@ class WarningLevels:
     flat: float = 0.5
     """Share of prior draws on plateaus of the likelihood from which moves between them are blind."""
     switches: float = 0.05
-    """Share of inputs without a gradient that change the likelihood when they are drawn anew."""
+    """Share of inputs without a gradient that change the likelihood when they are redrawn."""
     trips: int = 4
     """Round trips per chain below which such inputs leave log Z in doubt: with 15 of them it was 9 and 4 errors too low
     at 2.8 and 2.4, and within 2.2 at 5 to 13 and, of 5 and 10 inputs, at all (12 runs)."""
