@@ -93,6 +93,14 @@ class PredatorPreyByHand(GenerativeModel):
     def latents(self, u):
         return {f"z{i + 1}": value for i, value in enumerate(torch.exp(u[..., :4] - 2).unbind(-1))}
 
+    def inputs_of(self, series: Tensor, u1: Tensor) -> Tensor:
+        """The inputs ``[..., 4 + 2 n_steps]`` with parameters ``u1 [..., 4]`` that make a series ``[2 n_steps]``."""
+        states = series.reshape(-1, 2)
+        before = torch.cat([torch.full_like(states[:1], 100.0), states[:-1]])
+        z = [value.unsqueeze(-1) for value in self.latents(u1).values()]
+        noise = states - torch.stack(_next(*before.unbind(-1), *z), -1)
+        return torch.cat([u1, noise.flatten(-2)], -1)
+
 
 def _quantile(p: Tensor, z1: Tensor, z2: Tensor, z3: Tensor, z4: Tensor) -> Tensor:
     return z1 + ((p**z3 - 1) / z3 - ((1 - p) ** z4 - 1) / z4) / z2

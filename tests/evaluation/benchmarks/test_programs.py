@@ -84,6 +84,19 @@ def moments(model, data, seed, least=200):
     return means.mean(1), means.std(1) / CHAINS**0.5
 
 
+def test_transitions_that_are_timed_are_made_from_points_that_make_the_data():
+    problem = programs._problems(units=12, steps=7)["predator and prey"]
+    for model in problem.models.values():
+        fibre = dgm.condition(model, problem.data)
+        start = problem.start(fibre, 4, seed=1)
+        assert fibre.constraint(start).abs().max() < 1e-8
+        _, info = programs._transition(fibre, start, seed=1)()
+        assert (info.acceptance_rate > 0.9).all()
+    # the control: points near prior draws have noise that no series has
+    far = fibre.start(4, torch.Generator().manual_seed(0))
+    assert far[:, 4:].abs().amax(-1).min() > 20 > start[:, 4:].abs().max()
+
+
 @pytest.mark.slow
 # without the structure of the series few searches from the prior, where most series explode, end on the fibre
 @pytest.mark.filterwarnings("ignore:.* chains found no start of their own")
