@@ -295,7 +295,7 @@ class Chains(Kind):
 
     def extended(self, folder: RunFolder, problem: Any, more: int) -> dict[str, Any]:
         plan = RunPlan(**folder.plan)
-        plan = dataclasses.replace(plan, draws=plan.draws + more, is_limit=False)
+        plan = dataclasses.replace(plan, draws=plan.draws + more, is_limit=False, seconds=None)
         check_disk("extend", folder.path, problem, plan, plan.draws - more)
         return {"plan": dataclasses.asdict(plan), "until": None, "stopped_by": None}
 

@@ -144,7 +144,7 @@ def begin_chains(
     goal = None if until is None else Until.checked("sample", until, latents)
     # a time says how long a run is
     is_limit = goal is not None and not goal.is_time_alone
-    plan = dataclasses.replace(plan, block=MEMORY.block, is_limit=is_limit)
+    plan = dataclasses.replace(plan, block=MEMORY.block, is_limit=is_limit, seconds=goal and goal.seconds)
     if keeping.run is None:
         check_disk("sample", Path(tempfile.gettempdir()), inputs.problem, plan)
     elif ranks()[0] == 0:

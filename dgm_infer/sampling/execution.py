@@ -83,10 +83,12 @@ class Execution:
     Args:
         problem: what is sampled.
         warmup: transitions of the warm-up, at most.
+        seconds: those after which the run ends, if any: compiling must take less than half of them.
     """
 
-    def __init__(self, problem: Fibre | Target, warmup: int):
+    def __init__(self, problem: Fibre | Target, warmup: int, seconds: float | None = None):
         self._problem, self._warmup = problem, warmup
+        self._most = math.inf if seconds is None else seconds / 2
         self._spent, self._made = 0.0, 0
         self._each: float | None = None
         self._energy: int | None = None
@@ -203,7 +205,7 @@ class Execution:
                     warn(f"{_asked(kernel)}: transitions of this problem are never compiled, compile=None is the same")
             elif kernel.compile is not None:
                 self._compiles = kernel.compile
-            elif self._worth(kernel, state, self._spent * ahead / max(self._made, 1)):
+            elif self._worth(kernel, state, min(self._spent * ahead / max(self._made, 1), self._most)):
                 self._compiles = True
             if self._compiles:
                 report("compiling transitions (compile= chooses)")

@@ -247,6 +247,8 @@ class RunPlan:
     """Bytes of draws that are held in memory; None for all of them."""
     is_limit: bool = False
     """Whether the run ends before so many draws, once it has reached something."""
+    seconds: float | None = None
+    """Those after which it ends."""
 
     @classmethod
     def checked(

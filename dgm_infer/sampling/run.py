@@ -66,7 +66,7 @@ class SamplingRun:
     ):
         self.problem, self.kernel, self.plan, self._rng = problem, kernel, plan, rng
         self.ancestors, self.modes = ancestors, modes
-        self._execution = Execution(problem, plan.warmup)
+        self._execution = Execution(problem, plan.warmup, plan.seconds)
         self.adapts = isinstance(kernel, Tunable) and kernel.tuning(problem).step_size
         self.kept: dict[str, Tensor] = {}
         self.first = 0

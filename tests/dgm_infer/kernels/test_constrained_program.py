@@ -236,6 +236,11 @@ def test_a_kernel_is_compiled_if_its_transitions_to_come_take_as_long(monkeypatc
     assert not made
     # hundreds of operations of five microseconds
     monkeypatch.setattr(executions, "_SETTINGS", CompilationSettings(projects=1e-3))
+    # of a run that ends sooner than twice as long nothing would be left
+    limited = Execution(problem, 0, seconds=1.9e-3)
+    for _ in range(2):
+        limited.step(kernel, state, rng, lasting=True, ahead=1)
+    assert not made
     execution.step(kernel, state, rng, lasting=True, ahead=1)
     assert len(made) == 1
     # a network's arithmetic takes the time
