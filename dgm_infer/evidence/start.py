@@ -70,7 +70,9 @@ class EvidenceProblem(NamedTuple):
         if isinstance(problem, tuple | list):
             return cls(call, *_of_pair(call, problem))
         target = as_target(problem)
-        return cls(call, target, *(_of_fibre(problem) if isinstance(problem, Fibre) and not has_base else ()))
+        if has_base or not isinstance(problem, Fibre):
+            return cls(call, target)
+        return cls(call, target, *_of_fibre(problem))
 
     def trial(self) -> None:
         """Energies and gradients at a few positions, as a search for a base evaluates at once."""

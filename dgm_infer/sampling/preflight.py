@@ -16,8 +16,7 @@ from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, ModelError, ObservationError, warn
 from ..kernels.mode_jumps import innermost
 from ..probe import energy_doubt, energy_fault, probe_points
-from ..references.density import origin
-from ..target import Target, first_points
+from ..target import Target, first_points, reference
 from .inference_data import names_dimension
 from .plan import RunPlan
 
@@ -188,10 +187,11 @@ def check_latents(problem: Any, position: Tensor, kept_draws: int = 0) -> None:
 
 def trial(problem: Fibre | Target, kernel: Any, chains: int) -> None:
     """What a kernel computes at ``chains`` points that are not looked for: nothing but its time matters."""
-    x = origin(problem, torch.float64)
-    if x.device.type == "cpu":
-        rng = torch.Generator().manual_seed(0)
-        kernel.init(problem, torch.randn(chains, *x.shape, generator=rng, dtype=x.dtype))
+    like = reference(problem)
+    dtype, device = (torch.float64, torch.device("cpu")) if like is None else (like.dtype, like.device)
+    if device.type == "cpu":
+        shape, rng = (chains, *problem.batch_shape, problem.dim), torch.Generator().manual_seed(0)
+        kernel.init(problem, torch.randn(shape, generator=rng, dtype=dtype))
 
 
 @contextmanager

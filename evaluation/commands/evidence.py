@@ -22,6 +22,7 @@ from dgm_infer.evidence import Bounds, Method
 from dgm_infer.evidence.start import EvidenceProblem
 from dgm_infer.files import write_file
 from dgm_infer.models import LatentVariableModel, as_generative_model
+from dgm_infer.references.density import Whitened
 from dgm_infer.sampling.preflight import fitting_threads
 from evaluation.reports.folders import complete_run
 from generators import LatentPosterior
@@ -248,7 +249,7 @@ def _parts(model: nn.Module) -> LatentVariableModel:
         raise ModelError(f"generator: {error}; or give it normal noise, --output_noise SD") from error
 
 
-def fitted_base(model: LatentVariableModel, target: LatentPosterior, kind: str | None, seed: int) -> Gaussian:
+def fitted_base(model: LatentVariableModel, target: LatentPosterior, kind: str | None, seed: int) -> Whitened:
     """The density that methods start from, for every image of the target; None as :func:`dgm_infer.log_evidence` does.
 
     Raises:
@@ -270,7 +271,7 @@ def fitted_base(model: LatentVariableModel, target: LatentPosterior, kind: str |
     return Gaussian.fit(target, kind, seed=seed)  # type: ignore[arg-type]
 
 
-def _problem(model: LatentVariableModel, x: Tensor, base: str | None, seed: int) -> tuple[LatentPosterior, Gaussian]:
+def _problem(model: LatentVariableModel, x: Tensor, base: str | None, seed: int) -> tuple[LatentPosterior, Whitened]:
     # a channel of its own would look like a batch of one
     target = LatentPosterior(model.decoder, x.reshape(len(x), *(n for n in x.shape[1:] if n > 1)), model.prior)
     with fitting_threads("evidence", EvidenceProblem("evidence", target).trial):
