@@ -286,7 +286,7 @@ def _labels(methods: Sequence[Method]) -> list[str]:
 
 def _heuristic_bounds(
     target: LatentPosterior,
-    q: Gaussian,
+    q: Whitened,
     method: AIS,
     results: dict[str, Evidence],
     options: dict,
