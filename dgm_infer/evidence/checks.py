@@ -138,7 +138,7 @@ def plateaus(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> Tens
     """Share of prior draws where the likelihood is flat, far below where it is at the posterior's, ``[*batch]``.
 
     Neither searches nor moves find what is narrow between plateaus, as of a softmax at a low temperature. For a target
-    without a prior of this kind it is 0, unknown.
+    without a standardised prior it is 0, unknown.
     """
     target, nothing = path.target, torch.zeros_like(outcome.estimate.log_z)
     if not target.standardised or not outcome.draws.shape[1]:
@@ -174,9 +174,8 @@ def switches(path: AnnealedPath, outcome: Outcome) -> Tensor:
         if not still.any():
             return nothing
         for _ in range(PLATEAUS.rounds):
-            chosen = (torch.rand(x.shape, generator=rng, dtype=x.dtype, device=x.device) * still).argmax(
-                -1, keepdim=True
-            )
+            order = torch.rand(x.shape, generator=rng, dtype=x.dtype, device=x.device)
+            chosen = (order * still).argmax(-1, keepdim=True)
             redrawn = target.initial_draws(len(x), rng).to(x).gather(-1, chosen)
             change = _loss(target, x.scatter(-1, chosen, redrawn)) - there.detach()
             jumps.append((change.abs() > PLATEAUS.below) & still.any(-1))

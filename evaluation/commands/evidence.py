@@ -255,9 +255,11 @@ def fitted_base(model: LatentVariableModel, target: LatentPosterior, kind: str |
     Raises:
         ModelError: an encoder is asked for, and the model has none.
     """
-    if kind is None and model.encoder is None:
-        return EvidenceProblem("evidence", target).started(None).base
-    if kind in (None, "encoder"):
+    if kind is None:
+        if model.encoder is None:
+            return EvidenceProblem("evidence", target).started(None).base
+        kind = "encoder"
+    if kind == "encoder":
         if model.encoder is None:
             name = type(model.module).__name__
             raise ModelError(f"generator: a {name} has no encoder: choose base diagonal, low_rank, full or laplace")
