@@ -399,6 +399,7 @@ def test_outputs_that_a_selection_couples_are_no_units():
 def test_units_that_the_data_contradict_are_refused_with_what_helps():
     model = dgm.from_simulator(coupled_far_out, None)
     with pytest.raises(ModelError, match=r'coupled_far_out has 2 independent units .*structure="dense"'):
-        dgm.sample(dgm.condition(model, torch.tensor([6.0, 0.5])), draws=2, warmup=2, progress=False)
+        # a[0] is 4 +- 0.7 at the data: at least one chain starts past 2.8, whatever the processor rounds
+        dgm.sample(dgm.condition(model, torch.tensor([8.0, 0.5])), draws=2, warmup=2, progress=False)
     dense = dgm.from_simulator(coupled_far_out, None, structure="dense")
-    assert dgm.condition(dense, torch.tensor([6.0, 0.5])).units is None
+    assert dgm.condition(dense, torch.tensor([8.0, 0.5])).units is None
