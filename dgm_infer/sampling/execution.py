@@ -53,8 +53,11 @@ class CompilationSettings:
     """Seconds that a program takes to capture and compile: 2.0 on ``digits_vae``, with the import of JAX."""
     each: float = 0.012
     """Seconds that every operation of a gradient adds: 6.6 in all for the 403 of ``mnist_latent_flow``."""
-    projects: float = 15.0
-    """Seconds for a transition that projects onto a fibre: 12 to 20, on digits, MNIST and the GAN."""
+    projects: float = 6.0
+    """Seconds for a transition that projects onto a fibre."""
+    each_projecting: float = 0.016
+    """Seconds that every operation of a linearisation adds: in all 10 for the 332 of ``digits_gan``, 16 for 1 344 of
+    a generalised lambda, 72 for the 3 428 of a robot's arm."""
     projects_on_gpu: float = 1.0
     """The same on a GPU, where it takes five, and an operation 44 us, as the host waits: quantiles, on an H200."""
     records: float = 2.0
@@ -93,6 +96,7 @@ class Execution:
         self._each: float | None = None
         self._energy: int | None = None
         self._compiles: bool | None = None
+        self._linearises: int | None = None
         self._programs: dict[Any, Program] = {}
         self._loop: CompiledTarget | None = None
         self._captured: list[CapturedTarget] = []
@@ -234,8 +238,13 @@ class Execution:
         if isinstance(kernel, Counted):
             if not kernel.saves_calls(self._problem):
                 self._compiles = False
-            most = _SETTINGS.projects_on_gpu if state.position.is_cuda else _SETTINGS.projects
-            return self._compiles is None and spent > most
+            if state.position.is_cuda:
+                return self._compiles is None and spent > _SETTINGS.projects_on_gpu
+            if self._compiles is False or spent <= _SETTINGS.projects:
+                return False
+            if self._linearises is None:
+                self._linearises = operations(lambda: kernel.init(self._problem, state.position))
+            return spent > _SETTINGS.projects + _SETTINGS.each_projecting * self._linearises
         once, each = (
             (_SETTINGS.records, _SETTINGS.each_recorded)
             if state.position.is_cuda

@@ -234,8 +234,11 @@ def test_a_kernel_is_compiled_if_its_transitions_to_come_take_as_long(monkeypatc
     rng = torch.Generator().manual_seed(0)
     state, _ = execution.step(kernel, state, rng, lasting=True, ahead=1)
     assert not made
-    # hundreds of operations of five microseconds
-    monkeypatch.setattr(executions, "_SETTINGS", CompilationSettings(projects=1e-3))
+    # hundreds of operations of five microseconds, and a second more for every one that is compiled
+    monkeypatch.setattr(executions, "_SETTINGS", CompilationSettings(projects=1e-3, each_projecting=1.0))
+    execution.step(kernel, state, rng, lasting=True, ahead=1)
+    assert not made
+    monkeypatch.setattr(executions, "_SETTINGS", CompilationSettings(projects=1e-3, each_projecting=0.0))
     # of a run that ends sooner than twice as long nothing would be left
     limited = Execution(problem, 0, seconds=1.9e-3)
     for _ in range(2):
