@@ -223,6 +223,8 @@ def derivative_remedy(error: str) -> str | None:
         return "call checkpoint(..., use_reentrant=False)"
     if "once_differentiable" in error:
         return "an adjoint or a function marked once_differentiable has a first derivative only: use plain operations"
+    if "torch.compile" in error:
+        return "torch.compile keeps one derivative: pass the network itself, which is net._orig_mod of a compiled one"
     if "setup_context" in error:
         return "its autograd.Function needs setup_context, with forward(x) in place of forward(ctx, x), and a jvp"
     if "generate_vmap_rule" in error:

@@ -148,6 +148,25 @@ def check_agreeing(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -
             "an input: a part of u, or for a network an argument of forward, named in from_module(net, ..., "
             "inputs={'noise': (1, 4, 4)}); let no call change what it computes with, such as a counter or running mean"
         )
+    # rare ones, as of a little dropout, may change neither; twice, as another thread may draw
+    if all(_draws(function, u) for _ in range(2)):
+        raise ModelError(
+            f"{name} draws random numbers: call model.eval() if they are dropout, or make them an "
+            "input: a part of u, or for a network an argument of forward, named in from_module(net, ..., "
+            "inputs={'noise': (1, 4, 4)})"
+        )
+
+
+def _draws(function: Callable[[Tensor], Tensor], u: Tensor) -> bool:
+    """Whether an evaluation leaves torch's generator elsewhere than it found it, and than another one leaves it: what
+    seeds its own numbers is a function."""
+    state = partial(torch.cuda.get_rng_state, u.device) if u.is_cuda else torch.get_rng_state
+    with torch.no_grad(), own_random_numbers(u):
+        before = state()
+        function(u.clone())
+        first = state()
+        function(u.clone())
+        return not torch.equal(before, first) and not torch.equal(first, state())
 
 
 def check_rows(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:

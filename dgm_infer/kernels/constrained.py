@@ -120,7 +120,8 @@ class ConstrainedHMC(Scheduled):
         if problem.values.shape[-1] >= problem.dim:
             raise ArgumentError(
                 f"{problem.values.shape[-1]} observed values fix all {problem.dim} inputs up to isolated points, "
-                "between which no chain can move: observe fewer, or give the model noise, WithNoise(model, sd=...)"
+                "between which no chain can move: observe fewer (leave out those that follow from others), or give the "
+                "model noise, WithNoise(model, sd=...)"
             )
         self.check_batch(problem.batch_shape, "step_size", "trajectory_length")
 

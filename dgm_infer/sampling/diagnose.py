@@ -3,11 +3,13 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..arguments.values import of_problems, plural
+from ..conditioning.abc_kernels import InputPosterior
 from ..conditioning.faults import off_scale
 from ..conditioning.fibre import Fibre
 from ..conditioning.observed import made_by
@@ -138,8 +140,8 @@ def _transitions(draws: Run, told: Tensor) -> Iterator[Finding]:
     """What proposals run into, for problems without earlier findings."""
     stats = {name: value.double().cpu() for name, value in draws.stats.items()}
     made = draws.shape[0] * draws.shape[1]
-    # of kernels without trajectories: a proposal outside the support is a rejection like others
-    if "n_steps" in stats:
+    # a proposal outside the support is a rejection like others, of kernels without trajectories and where it is known
+    if "n_steps" in stats and not _ends(draws.problem):
         share = _diverged(stats).mean((0, 1)) * ~told
         surely = stats["diverging"].mean((0, 1)) * ~told
         if (bad := (share > _SETTINGS.often) | (surely > _SETTINGS.diverging)).any():
@@ -176,6 +178,11 @@ def _transitions(draws: Run, told: Tensor) -> Iterator[Finding]:
                 "or see metric=",
                 low,
             )
+
+
+def _ends(problem: Any) -> bool:
+    """Whether the density is zero beyond the width of a kernel, and smooth within."""
+    return isinstance(problem, InputPosterior) and problem.kernel == "epanechnikov"
 
 
 def _diverged(stats: dict[str, Tensor]) -> Tensor:
@@ -298,7 +305,8 @@ def _by_chance(effective: Tensor, chains: int, tests: Tensor) -> Tensor:
 def _numbers(draws: Run) -> Iterator[str]:
     stats = draws.stats
     diverged = _diverged(stats) if "n_steps" in stats else stats["diverging"].double()
-    yield f"{100 * diverged.mean():.2g} % of {diverged.numel()} transitions diverged"
+    did = "left the tolerance" if _ends(draws.problem) else "diverged"
+    yield f"{100 * diverged.mean():.2g} % of {diverged.numel()} transitions {did}"
     failed = [stats[name].double().mean() for name in ("projection_failed", "reversal_failed") if name in stats]
     if failed:
         yield f"{100 * float(sum(failed)):.2g} % of projections and reversals failed"

@@ -23,6 +23,7 @@ from .execution import Execution
 from .plan import RunInputs, RunOutcome, RunPlan
 from .preflight import check_energy, check_latents, check_resolved
 from .starts import starting_points
+from .stored import check_energies
 from .verdict import check_derivatives, verdict
 from .warmup import WarmUp
 
@@ -240,6 +241,7 @@ class SamplingRun:
 
     def resume(self, problem: Fibre | Target, draws: dict[str, Tensor], plan: RunPlan) -> None:
         """Go on where a pickle was made, with the draws made by then, each ``[chains, count, ...]``, or without any."""
+        check_energies(problem, self.kernel, self.now.state)
         self.problem, self.plan, self.first = problem, plan, 0 if draws else self.count
         self._rng = torch.Generator(self.now.state.position.device)
         self._rng.set_state(self.now.random)

@@ -1,6 +1,7 @@
 """What a file of draws knows of its run: the kernel, as JSON; the problem, by what it computes at a few points."""
 
 import dataclasses
+import math
 import os
 import sys
 from dataclasses import dataclass
@@ -15,24 +16,25 @@ from ..kernels.mode_jumps import Jumps
 from ..linear_maps import LinearMap
 from ..target import Target, first_points, reference
 
-# Points of a fingerprint.
-_N = 2
+# Points of a fingerprint at most, and numbers of them: two of a large problem are half a megabyte.
+_N, _NUMBERS = 64, 2**16
 
 
 def known_problem(problem: Fibre | Target | None) -> dict[str, Tensor] | None:
-    """The fingerprint of a problem: ``points [2, *batch, D]``, and what it computes there by name, as energy or
+    """The fingerprint of a problem: ``points [n, *batch, D]``, and what it computes there by name, as energy or
     constraint, density and latents. None of none, and of one that fails there.
     """
     if problem is None:
         return None
     like = reference(problem)
     rng = torch.Generator("cpu" if like is None else like.device).manual_seed(0)
+    n = min(_N, max(2, _NUMBERS // (math.prod(problem.batch_shape) * problem.dim)))
     try:
         with torch.no_grad():
             if isinstance(problem, Fibre):
-                points = problem.observed.sample_inputs((_N, *problem.batch_shape), rng, problem.values)
+                points = problem.observed.sample_inputs((n, *problem.batch_shape), rng, problem.values)
             else:
-                points = first_points(problem, _N, rng)
+                points = first_points(problem, n, rng)
             return {"points": points, **_values(problem, points)}
     except Exception:
         return None
@@ -100,17 +102,43 @@ def check_problem(
         other = stored[name]
         if value.shape != other.shape:
             raise refuse(f"its {name} has shape {tuple(value.shape)}, that of {path} has {tuple(other.shape)}")
-        coarser = min(
-            value.dtype, other.dtype, key=lambda dtype: torch.finfo(dtype).bits if dtype.is_floating_point else 64
-        )
-        value, other = value.detach().cpu().double(), other.detach().cpu().double()
-        finite = other.isfinite()
-        size = other[finite].abs().max().clamp_min(1) if finite.any() else other.new_ones(())
-        error = (value - other)[finite & value.isfinite()].abs()
-        near = torch.finfo(coarser).eps ** 0.5 if coarser.is_floating_point else 0.0
-        if not torch.equal(finite, value.isfinite()) or (error > near * size).any():
-            by = f" by {error.max():.2g}" if error.numel() else ""
+        if (by := _difference(value, other)) is not None:
             raise refuse(f"its {name} differs from that of the problem in {path}{by}")
+
+
+def check_energies(problem: Fibre | Target, kernel: Any, state: Any) -> None:
+    """Raise ArgumentError unless a problem has the energies that chains had where they stopped.
+
+    Problems may be the same at the points of a fingerprint and differ where the chains are.
+
+    Args:
+        state: of the kernel; one without an energy is not looked at.
+    """
+    known = getattr(state, "energy", None)
+    if not isinstance(known, Tensor):
+        return
+    with torch.no_grad():
+        energy = kernel.init(problem, state.position).energy
+    if (by := _difference(energy, known)) is not None:
+        raise ArgumentError(
+            f"the energy of {type(problem).__name__} where chains stopped differs from theirs there{by}: "
+            "give the problem that was sampled, or begin a new run"
+        )
+
+
+def _difference(value: Tensor, other: Tensor) -> str | None:
+    """By how much numbers of one shape differ, in words; None if rounding explains it."""
+    coarser = min(
+        value.dtype, other.dtype, key=lambda dtype: torch.finfo(dtype).bits if dtype.is_floating_point else 64
+    )
+    value, other = value.detach().cpu().double(), other.detach().cpu().double()
+    finite = other.isfinite()
+    size = other[finite].abs().max().clamp_min(1) if finite.any() else other.new_ones(())
+    error = (value - other)[finite & value.isfinite()].abs()
+    near = torch.finfo(coarser).eps ** 0.5 if coarser.is_floating_point else 0.0
+    if torch.equal(finite, value.isfinite()) and not (error > near * size).any():
+        return None
+    return f" by {error.max():.2g}" if error.numel() else ""
 
 
 def _values(problem: Any, points: Tensor) -> dict[str, Tensor]:

@@ -146,6 +146,27 @@ def test_hidden_randomness_of_a_network_becomes_an_input_as_the_message_says():
     assert dgm.check(cured).codes == ()
 
 
+def seeded(x):
+    torch.manual_seed(3)
+    return x * torch.rand(x.shape[-1], dtype=x.dtype)
+
+
+def test_random_numbers_that_hardly_ever_show_are_found_by_the_generator():
+    class Own(Network):
+        def __init__(self, finish):
+            super().__init__()
+            self.finish = finish
+
+    rare = Own(lambda x: nn.functional.dropout(x, 1e-6, training=True)).eval()
+    state = torch.get_rng_state()
+    with pytest.raises(ModelError, match=r"draws random numbers: call model\.eval\(\) if they are dropout"):
+        dgm.condition(rare, torch.zeros(5))
+    # the controls
+    assert "hidden_randomness" not in dgm.check(Own(seeded).eval()).codes
+    assert dgm.check(Own(lambda x: 1 * x).eval()).codes == ()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(6), nn.Dropout(0.3)], ids=["batch norm", "dropout"])
 def test_batch_statistics_of_training_are_a_matter_of_the_mode(layer):
     assert dgm.check(Network(layer)).codes == ("training_mode",)

@@ -294,6 +294,29 @@ def test_another_problem_is_refused(tmp_path):
             call(tmp_path / "run", fibre(0.9))
 
 
+class Shelf(dgm.Target):
+    """A normal density far from where points of a fingerprint are, higher there by a step."""
+
+    dim, dtype = 2, FLOAT
+
+    def __init__(self, step: float):
+        super().__init__()
+        self.step = step
+
+    def energy(self, x):
+        return 0.5 * (x - 20).square().sum(-1) + self.step * (x[..., 0] > 10)
+
+
+def test_a_problem_that_differs_only_where_chains_are_is_refused_and_the_run_stays_as_it_was(tmp_path):
+    initial = torch.full((4, 2), 20.0, dtype=FLOAT)
+    options = {"warmup": 5, "seed": 1, "progress": False}
+    whole = dgm.sample(Shelf(0.0), dgm.HMC(), initial=initial, draws=9, **options)
+    dgm.sample(Shelf(0.0), dgm.HMC(), initial=initial, draws=4, run=tmp_path / "run", **options)
+    with pytest.raises(dgm.errors.ArgumentError, match=r"energy of Shelf where chains stopped differs .* by 3"):
+        dgm.extend(tmp_path / "run", 5, Shelf(3.0), progress=False)
+    assert_same(dgm.extend(tmp_path / "run", 5, Shelf(0.0), progress=False), whole)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -190,6 +190,29 @@ def test_zero_density_at_proposals_of_a_random_walk_is_no_fault():
     assert not draws.diagnose()
 
 
+def test_trajectories_that_leave_a_kernel_of_bounded_width_are_rejections():
+    class Slanted(dgm.GenerativeModel):
+        input_density = dgm.StandardNormal(2)
+
+        def observed(self, u):
+            return u[..., :1] + 0.5 * u[..., 1:]
+
+    model = Slanted()
+    problem = dgm.condition(model, [1.5], tolerance=0.4, kernel="epanechnikov")
+    draws = dgm.sample(problem, dgm.HMC(), chains=16, draws=300, seed=1, progress=False)
+    assert draws.stats["diverging"].double().mean() > 0.02
+    assert "diverged" not in str(draws.diagnose())
+    # the sum is normal with variance 1.25, times the kernel
+    x = torch.linspace(1.1, 1.9, 20001, dtype=FLOAT)
+    weights = (-x.square() / 2.5).exp() * (1 - ((x - 1.5) / 0.4).square())
+    mean = (weights * x).sum() / weights.sum()
+    found = model.observed(draws.inputs)[..., 0]
+    assert abs(found.mean() - mean) < 4 * found.std() / 40
+    # the control: draws without their problem
+    draws.problem = None
+    assert "diverged" in str(draws.diagnose())
+
+
 def test_energies_that_change_slowly_are_named():
     slow = autoregressive(0.97, CHAINS, DRAWS)
     (found,) = held(normal(CHAINS, DRAWS, 1), energy=slow).diagnose()
