@@ -161,10 +161,10 @@ def test_random_numbers_that_hardly_ever_show_are_found_by_the_generator():
     state = torch.get_rng_state()
     with pytest.raises(ModelError, match=r"draws random numbers: call model\.eval\(\) if they are dropout"):
         dgm.condition(rare, torch.zeros(5))
+    assert torch.equal(torch.get_rng_state(), state)
     # the controls
     assert "hidden_randomness" not in dgm.check(Own(seeded).eval()).codes
     assert dgm.check(Own(lambda x: 1 * x).eval()).codes == ()
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(6), nn.Dropout(0.3)], ids=["batch norm", "dropout"])
