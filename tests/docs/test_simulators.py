@@ -189,7 +189,8 @@ def test_the_arm_has_three_curves_whose_masses_are_those_of_the_branches(arm_cur
 
 @pytest.fixture(scope="module")
 def postures(page) -> dgm.Draws:
-    kernel = dgm.ConstrainedHMC(step_size=0.25, n_steps=(3, 6), n_geodesic=1)
+    # as it stands: compiling takes as long as all of its transitions
+    kernel = dgm.ConstrainedHMC(step_size=0.25, n_steps=(3, 6), n_geodesic=1, compile=False)
     with pytest.warns(UserWarning, match="form 3 groups that never overlap"):
         # the control without the Gram term is 3.9 standard errors off after 64 draws, 6 after these
         return dgm.sample(page["reach"], kernel, chains=64, warmup=4, draws=160, seed=1, progress=False)
