@@ -28,8 +28,8 @@ def known_problem(problem: Fibre | Target | None) -> dict[str, Tensor] | None:
         return None
     like = reference(problem)
     rng = torch.Generator("cpu" if like is None else like.device).manual_seed(0)
-    n = min(_N, max(2, _NUMBERS // (math.prod(problem.batch_shape) * problem.dim)))
     try:
+        n = min(_N, max(2, _NUMBERS // (math.prod(problem.batch_shape) * problem.dim)))
         with torch.no_grad():
             if isinstance(problem, Fibre):
                 points = problem.observed.sample_inputs((n, *problem.batch_shape), rng, problem.values)
