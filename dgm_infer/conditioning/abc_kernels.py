@@ -193,10 +193,15 @@ class InputPosterior(Target):
         n_global = self.model.split(self.values.new_empty(0, self.dim))[0].shape[-1]
         return {"global": Block(0, n_global), "local": Block(n_global, self.dim)}
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the kernel is zero beyond its width."""
+        return self.kernel != "gaussian"
+
     @cached_property
     def embedding(self) -> NoiseEmbedding | None:
         """The fibre of inputs and noise whose posterior of the inputs this is; None if there is no such noise."""
-        if self.kernel != "gaussian" or self.distance is not None or not self.has_gradient:
+        if self.is_bounded or self.distance is not None or not self.has_gradient:
             return None
         return NoiseEmbedding(self.observed, self._summarised, self.tolerance, self._summary)
 
@@ -259,7 +264,7 @@ class InputPosterior(Target):
             StartError: a kernel of bounded width holds none of the draws of a problem.
         """
         x = super().start(chains, rng, attempts)
-        if self.kernel == "gaussian":
+        if not self.is_bounded:
             return x
         with torch.no_grad():
             finite = self.energy(x).isfinite()

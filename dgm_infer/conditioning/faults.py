@@ -133,10 +133,15 @@ def _sum(value: Tensor) -> Any:
     return torch.linalg.vecdot(first, rows @ rest).item()
 
 
+_INPUTS = (
+    "a part of u, or for a network an argument of forward, named in from_module(net, ..., inputs={'noise': (1, 4, 4)})"
+)
+
+
 def check_agreeing(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
-    """Raise :class:`ModelError` if two evaluations of a function at ``u`` differ, or one changes ``u``."""
+    """Raise :class:`ModelError` if two evaluations of a function at ``u`` differ, one changes ``u``, or both draw."""
     given = u.clone()
-    first, second = evaluated(function, given, u.clone())
+    first, second, draws = _twice(function, given, u.clone())
     if not torch.equal(given, u):
         raise ModelError(f"{name} {WRITES}")
     difference = largest_difference(first, second)
@@ -144,29 +149,26 @@ def check_agreeing(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -
     rounding = 0.0 if u.device.type == "cpu" else torch.finfo(first.dtype).eps ** 0.75 * max(1e-3, largest(first))
     if difference > rounding:
         raise ModelError(
-            f"{name} returns different outputs for the same inputs (by {difference:.3g}): make its hidden randomness "
-            "an input: a part of u, or for a network an argument of forward, named in from_module(net, ..., "
-            "inputs={'noise': (1, 4, 4)}); let no call change what it computes with, such as a counter or running mean"
+            f"{name} returns different outputs for the same inputs (by {difference:.3g}): "
+            f"make its hidden randomness an input: {_INPUTS}; "
+            "let no call change what it computes with, such as a counter or running mean"
         )
-    # rare ones, as of a little dropout, may change neither; twice, as another thread may draw
-    if all(_draws(function, u) for _ in range(2)):
+    # rare ones, as of a little dropout, may change neither; again, as another thread may have drawn
+    if draws and _twice(function, u.clone(), u.clone())[2]:
         raise ModelError(
-            f"{name} draws random numbers: call model.eval() if they are dropout, or make them an "
-            "input: a part of u, or for a network an argument of forward, named in from_module(net, ..., "
-            "inputs={'noise': (1, 4, 4)})"
+            f"{name} draws random numbers: call model.eval() if they are dropout, or make them an input: {_INPUTS}"
         )
 
 
-def _draws(function: Callable[[Tensor], Tensor], u: Tensor) -> bool:
-    """Whether an evaluation leaves torch's generator elsewhere than it found it, and than another one leaves it: what
-    seeds its own numbers is a function."""
+def _twice(function: Callable[[Tensor], Tensor], u: Tensor, again: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """Two values, and whether torch's generator was moved: what seeds its own numbers leaves it at the same place."""
     state = partial(torch.cuda.get_rng_state, u.device) if u.is_cuda else torch.get_rng_state
     with torch.no_grad(), own_random_numbers(u):
         before = state()
-        function(u.clone())
-        first = state()
-        function(u.clone())
-        return not torch.equal(before, first) and not torch.equal(first, state())
+        first = function(u)
+        between = state()
+        second = function(again)
+        return first, second, not torch.equal(before, between) and not torch.equal(between, state())
 
 
 def check_rows(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:

@@ -181,8 +181,8 @@ def _transitions(draws: Run, told: Tensor) -> Iterator[Finding]:
 
 
 def _ends(problem: Any) -> bool:
-    """Whether the density is zero beyond the width of a kernel, and smooth within."""
-    return isinstance(problem, InputPosterior) and problem.kernel == "epanechnikov"
+    """Whether the density is zero beyond a tolerance."""
+    return isinstance(problem, InputPosterior) and problem.is_bounded
 
 
 def _diverged(stats: dict[str, Tensor]) -> Tensor:

@@ -238,13 +238,12 @@ class Execution:
         if isinstance(kernel, Counted):
             if not kernel.saves_calls(self._problem):
                 self._compiles = False
-            if state.position.is_cuda:
-                return self._compiles is None and spent > _SETTINGS.projects_on_gpu
-            if self._compiles is False or spent <= _SETTINGS.projects:
                 return False
-            if self._linearises is None:
+            if state.position.is_cuda:
+                return spent > _SETTINGS.projects_on_gpu
+            if spent > _SETTINGS.projects and self._linearises is None:
                 self._linearises = operations(lambda: kernel.init(self._problem, state.position))
-            return spent > _SETTINGS.projects + _SETTINGS.each_projecting * self._linearises
+            return spent > _SETTINGS.projects + _SETTINGS.each_projecting * (self._linearises or 0)
         once, each = (
             (_SETTINGS.records, _SETTINGS.each_recorded)
             if state.position.is_cuda
