@@ -361,7 +361,8 @@ def _selected(outputs: Any, select: int | str) -> Tensor:
     except (LookupError, TypeError) as error:
         keys = f": {', '.join(map(repr, outputs))}" if isinstance(outputs, Mapping) else ""
         raise ModelError(
-            f"the network returns a {type(outputs).__name__}{keys}; select={select!r} is not in it"
+            f"the network returns a {type(outputs).__name__}{keys}; select={select!r} is not in it: say which output "
+            "is the image, from_module(select=...)"
         ) from error
     if not isinstance(chosen, Tensor):
         raise ModelError(f"the network's output {select!r} is a {type(chosen).__name__}, not a tensor: change select")

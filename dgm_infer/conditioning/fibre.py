@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import allocatable, flag, function, positive, random_generator, whole_number
+from ..arguments import allocatable, context, flag, function, positive, random_generator, whole_number
 from ..arguments.values import plural
 from ..autodiff.pytrees import take, tree_map
 from ..autodiff.row_execution import PLAIN, SETTINGS, Computation, FibreGraphs, evaluate
@@ -265,6 +265,7 @@ class Fibre:
             StartError: after ``attempts`` rounds a problem has no point; the message names the best residual.
         """
         call = "Fibre.start"
+        context(call)
         whole_number(call, "chains", chains)
         random_generator(call, "rng", rng)
         whole_number(call, "attempts", attempts)

@@ -180,7 +180,10 @@ def drift(log_numerators: Tensor, log_denominators: Tensor, powers: Tensor | Non
     above = torch.cat([log_numerators[1], log_denominators[0]], 1)
     change, error, _ = log_ratios(above, torch.cat([log_denominators[1], log_numerators[0]], 1), twice)
     beyond = float(exceeded(_DRIFT / (2 * max(change.numel(), 1)), chains - 1)) * error
-    return torch.where(change.isfinite() & (change.abs() > beyond), change, 0.0)
+    # differences of exact numbers are of rounding, however small their error
+    sizes = torch.cat([log_numerators, log_denominators], 2).abs().nan_to_num(0.0, 0.0).amax(1).sum((0, 1))
+    rounding = torch.finfo(change.dtype).eps * sizes
+    return torch.where(change.isfinite() & (change.abs() > torch.maximum(beyond, rounding)), change, 0.0)
 
 
 def _log_sum_of_others(log_values: Tensor) -> Tensor:

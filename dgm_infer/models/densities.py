@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..arguments import instance, lead_shape, points, whole_number
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ModelError
 
 STANDARD_LOGISTIC = math.pi / math.sqrt(3)
 """A unit-variance logistic variable times this is a standard logistic one (T appendix D)."""
@@ -47,7 +47,9 @@ class InputDensity(ABC):
         Raises:
             ArgumentError: u is not a real tensor whose last dimension is D.
         """
-        return self.coordinate_log_prob(points(f"{type(self).__name__}.log_prob", "u", u, self.dim)).sum(-1)
+        value = self.coordinate_log_prob(points(f"{type(self).__name__}.log_prob", "u", u, self.dim)).sum(-1)
+        # the gradient of a constant, as of a uniform density, is 0
+        return value if value.requires_grad or not u.requires_grad else value + 0.0 * u.sum(-1)
 
 
 @dataclass(frozen=True)
@@ -129,3 +131,36 @@ class Product(InputDensity):
 
     def __repr__(self):
         return f"Product({', '.join(map(repr, self.factors))})"
+
+
+# Draws, and points between their quartiles, by which a density of one's own is judged.
+_DRAWS, _POINTS = 1000, 257
+
+
+def check_normalised(name: str, density: InputDensity) -> None:
+    """Raise ModelError where a density of one's own has another mass between the quartiles of its draws than a half.
+
+    A constant that is left out would be in every log evidence. Coordinates are independent: one quadrature each.
+    """
+    if isinstance(density, Product):
+        for factor in density.factors:
+            check_normalised(name, factor)
+        return
+    if isinstance(density, StandardNormal | Logistic) or not 0 < density.dim <= 10_000:
+        return
+    try:
+        draws = density.sample((_DRAWS,), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        ordered = draws.detach().cpu().double().sort(0).values
+        low, high = ordered[_DRAWS // 4], ordered[3 * _DRAWS // 4]
+        at = torch.lerp(low, high, torch.linspace(0, 1, _POINTS, dtype=torch.float64).unsqueeze(-1))
+        with torch.no_grad():
+            mass = torch.trapezoid(density.coordinate_log_prob(at).exp(), at, dim=0)
+    except Exception:
+        # on another device, or faulty: conditioning evaluates both, and says what is raised
+        return
+    # quartiles of so many draws are right to 0.02
+    if (wrong := ~((mass - 0.5).abs() < 0.1)).any():
+        raise ModelError(
+            f"{name}: coordinate_log_prob gives a mass of {mass[wrong][0]:.3g} between the quartiles of its draws, "
+            "where a density has 0.5: add its constant, log of 1 over the integral, or draw from it in sample()"
+        )

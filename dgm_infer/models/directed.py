@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..arguments import positive_numbers
 from ..errors import ArgumentError, ModelError
 from ..structures import Structure, Units, declared_structure, validate_structure
-from .densities import InputDensity, Product, StandardNormal
+from .densities import InputDensity, Product, StandardNormal, check_normalised
 from .model import GenerativeModel, reference_tensor
 
 
@@ -155,12 +155,23 @@ def validate(model: object) -> None:
         )
     if isinstance(model, DirectedModel):
         for name in ("global_density", "local_density"):
-            if not isinstance(getattr(model, name, None), InputDensity):
-                raise ModelError(f"{type(model).__name__}.{name} is not set: give it an InputDensity")
+            _validate_density(model, name)
         validate_structure(model)
         _validate_sizes(model)
-    elif not isinstance(getattr(model, "input_density", None), InputDensity):
-        raise ModelError(f"{type(model).__name__}.input_density is not set: for example StandardNormal(D)")
+    else:
+        _validate_density(model, "input_density")
+
+
+def _validate_density(model: nn.Module, field: str) -> None:
+    given, name = getattr(model, field, None), f"{type(model).__name__}.{field}"
+    if given is None:
+        raise ModelError(f"{name} is not set: give it dgm.StandardNormal(D), or another dgm.models.InputDensity")
+    if not isinstance(given, InputDensity):
+        raise ModelError(
+            f"{name} is of type {type(given).__name__}: give it dgm.StandardNormal(D), with other inputs as functions "
+            "of normal ones, such as torch.special.ndtr(u) for uniform ones, or a dgm.models.InputDensity of your own"
+        )
+    check_normalised(name, given)
 
 
 def _validate_sizes(model: DirectedModel) -> None:

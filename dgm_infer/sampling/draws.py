@@ -160,7 +160,9 @@ class Draws:
         """
         # the inputs of a model that names no latents
         inputs = {} if self.inputs is None else {"inputs": self.inputs}
-        return diagnose(self, self.latents or inputs)
+        # derivatives are compared, which a caller's inference mode has none of
+        with torch.inference_mode(False):
+            return diagnose(self, self.latents or inputs)
 
     def generate(self, n: int | None = None, *, seed: int | None = None, mean: bool = False) -> Tensor:
         """Complete outputs ``[chains, draws or n, *batch, *output_shape]``.

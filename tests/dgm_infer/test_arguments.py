@@ -262,10 +262,11 @@ def test_draws_on_a_fibre_do_not_depend_on_the_default_type():
         assert drawn()[0] == expected[0]
 
 
-@pytest.mark.parametrize("call", ["condition", "sample", "check", "log_evidence", "modes", "fit"])
+@pytest.mark.parametrize("call", ["condition", "sample", "check", "log_evidence", "modes", "fit", "start"])
 @pytest.mark.parametrize("around", ["inference_mode", "meta"])
 def test_where_nothing_can_be_computed_is_said_in_one_line(call, around):
     target = dgm.Target(lambda x: 0.5 * x.square().sum(-1), 2)
+    fibre = dgm.condition(Circle().eval(), [2.0])
     calls = {
         "condition": lambda: dgm.condition(Circle().eval(), [2.0]),
         "check": lambda: dgm.check(Circle().eval()),
@@ -273,10 +274,18 @@ def test_where_nothing_can_be_computed_is_said_in_one_line(call, around):
         "log_evidence": lambda: dgm.log_evidence(target),
         "modes": lambda: dgm.modes(target),
         "fit": lambda: dgm.Gaussian.fit(target),
+        "start": lambda: fibre.start(2, torch.Generator()),
     }
     place = torch.inference_mode() if around == "inference_mode" else torch.device("meta")
     with place, pytest.raises(ArgumentError, match=f"{call}.*{around}"):
         calls[call]()
+
+
+def test_a_diagnosis_is_the_same_where_nothing_can_be_computed():
+    draws = dgm.sample(dgm.condition(Circle().eval(), [2.0]), chains=4, warmup=20, draws=20, seed=1, progress=False)
+    with torch.inference_mode():
+        inside = str(draws.diagnose())
+    assert inside == str(draws.diagnose())
 
 
 @pytest.mark.parametrize(

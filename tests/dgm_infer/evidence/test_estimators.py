@@ -102,6 +102,12 @@ def test_halves_of_a_run_that_differ_by_more_than_chance_are_told():
     # a share of it counts in proportion, and one chain has no error
     torch.testing.assert_close(drift(halves, same, torch.full((1, 200), 0.5, dtype=FLOAT)), 0.5 * found)
     assert (drift(halves[:, :1], same[:, :1]) == 0).all()
+    # what rounding leaves of exact halves, whose chains agree to all digits, is none; the control is ten thousand of it
+    exact = torch.full((2, 16, 3, 200), -2.1, dtype=FLOAT)
+    exact[1] *= 1 + torch.finfo(FLOAT).eps
+    assert (drift(exact, torch.zeros_like(exact)) == 0).all()
+    exact[1] *= 1 + 1e4 * torch.finfo(FLOAT).eps
+    assert (drift(exact, torch.zeros_like(exact)) != 0).all()
 
 
 def test_the_ends_weights_are_those_of_the_truncated_exponential():

@@ -122,3 +122,57 @@ def test_impossible_densities_are_refused():
         dgm.StandardNormal(-1)
     with pytest.raises(ArgumentError, match="Product"):
         dgm.Product()
+
+
+class Own(dgm.models.InputDensity):
+    """Of one's own: where it is uniform, and what is added to its logarithm."""
+
+    dim = 2
+
+    def __init__(self, low=0.0, high=1.0, added=0.0, wider=1.0):
+        self.low, self.high, self.added, self.wider = low, high, added, wider
+
+    def coordinate_log_prob(self, u):
+        inside = (u >= self.low) & (u <= self.high)
+        return torch.where(inside, self.added - math.log(self.high - self.low), -torch.inf).to(u)
+
+    def sample(self, shape=(), *, generator=None, dtype=None, device=None):
+        uniform = torch.rand(*shape, self.dim, generator=generator, dtype=dtype, device=device)
+        middle = 0.5 * (self.low + self.high)
+        return middle + self.wider * (self.high - self.low) * (uniform - 0.5)
+
+
+class Sum(dgm.GenerativeModel):
+    output_shape = (1,)
+
+    def __init__(self, density):
+        super().__init__()
+        self.input_density = density
+
+    def observed(self, u):
+        return 2 * u[..., :1] + u[..., 1:]
+
+
+# of an edge that gradients do not show
+@pytest.mark.filterwarnings("ignore::dgm_infer.diagnosis.DiagnosisWarning")
+@pytest.mark.parametrize(("noise", "step", "kernel"), [(None, 0.2, dgm.ConstrainedHMC), (0.05, 0.03, dgm.LiftedHMC)])
+def test_a_density_without_a_slope_has_the_gradient_zero(noise, step, kernel):
+    fibre = dgm.condition(Sum(Own()), [1.5], noise=noise)
+    kernel = kernel(step, n_steps=(5, 10))
+    draws = dgm.sample(fibre, kernel, chains=64, warmup=20, draws=100, seed=1, progress=False)
+    # u_0 is uniform between 1/4 and 3/4
+    assert abs(draws.inputs[..., 0].mean() - 0.5) < 0.02
+    assert abs(draws.inputs[..., 0].std() - 0.5 / 12**0.5) < 0.02
+
+
+def test_a_density_that_is_not_normalised_is_refused():
+    assert dgm.condition(Sum(Own(-1.0, 3.0)), [1.5]).dim == 2
+    for wrong in (Own(added=1.0), Own(wider=0.6)):
+        for density in (wrong, dgm.Product(wrong)):
+            with pytest.raises(dgm.errors.ModelError, match=r"input_density: coordinate_log_prob gives a mass of"):
+                dgm.condition(Sum(density), [1.5])
+
+
+def test_what_is_no_density_is_named():
+    with pytest.raises(dgm.errors.ModelError, match=r"Sum.input_density is of type Uniform: .*ndtr"):
+        dgm.condition(Sum(dgm.kernels.Uniform(2)), [1.5])
