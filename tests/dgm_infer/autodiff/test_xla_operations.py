@@ -134,6 +134,8 @@ def test_what_is_passed_on_is_the_same(name):
     assert torch.equal(by_xla(fx.GraphModule({}, own), x)[0], x)
 
 
+# torch advises against some of them
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_every_operation_that_is_known_is_among_the_cases():
     seen = set(PASSED_ON)
 
