@@ -65,7 +65,7 @@ def test_independent_draws_have_nothing_wrong():
         assert words in str(found)
 
 
-@pytest.mark.parametrize("rate", some([0.0, 0.5, -0.5], quick=[0.5]))
+@pytest.mark.parametrize("rate", some([0.5, -0.5], quick=[0.5]))
 def test_false_alarms_are_rare(rate):
     """Of 60 runs of 20 latents, at most 3 for chains that mix well; R-hat > 1.01 alone would alarm in more of them."""
     alarms = [held(autoregressive(rate, 8, 300, 20, seed=seed)).diagnose() for seed in range(60)]
