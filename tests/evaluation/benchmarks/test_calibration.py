@@ -7,8 +7,6 @@ import torch
 from torch.distributions import Normal
 
 from dgm_infer import Target
-from dgm_infer.sampling import starts
-from dgm_infer.sampling.starts import StartSettings
 from evaluation.benchmarks import calibration
 from evaluation.benchmarks.calibration_levy import levy_row
 from evaluation.benchmarks.calibration_peers import from_deepinv, retried_hmc
@@ -178,8 +176,6 @@ def test_draws_given_images_of_a_generator_rank_their_inputs_and_a_planted_error
 
 def test_samplers_run_on_a_device(monkeypatch):
     monkeypatch.setattr(torch, "Generator", Generator)
-    # the search for modes has its own test on a device
-    monkeypatch.setattr(starts, "_SETTINGS", StartSettings(operations=0))
     settings = {"chains": 2, "draws": 1, "seed": 0, "steps": 1, "warmup": 1, "device": str(DEVICE)}
     problem = ObservedMixture(2)
     with Device():
