@@ -238,6 +238,11 @@ def drawn():
     return [part.double().sum().item() for part in (on_fibre, free, estimate.log_z, fitted)]
 
 
+@pytest.fixture(scope="module")
+def expected():
+    return drawn()
+
+
 @pytest.mark.parametrize(
     "around",
     [
@@ -250,14 +255,12 @@ def drawn():
     ],
     ids=["float16", "bfloat16", "no_grad", "anomalies", "no console", "autocast"],
 )
-def test_draws_do_not_depend_on_what_is_around_the_call(around):
-    expected = drawn()
+def test_draws_do_not_depend_on_what_is_around_the_call(around, expected):
     with around():
         assert drawn() == expected
 
 
-def test_draws_on_a_fibre_do_not_depend_on_the_default_type():
-    expected = drawn()
+def test_draws_on_a_fibre_do_not_depend_on_the_default_type(expected):
     with default_type(torch.float64):
         assert drawn()[0] == expected[0]
 

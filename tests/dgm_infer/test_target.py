@@ -40,10 +40,10 @@ def test_a_model_of_distributions_has_its_evidence_though_scales_come_to_zero():
 
 @pytest.mark.filterwarnings("ignore")
 def test_chains_of_a_model_of_distributions_end_though_some_come_to_no_density():
-    draws = dgm.sample(Schools(), draws=50, chains=2, seed=1, progress=False)
+    draws = dgm.sample(Schools(), warmup=100, draws=50, chains=2, seed=1, progress=False)
     assert draws.inputs.isfinite().all()
     # beyond the edges is no density: a point like others
-    draws = dgm.sample(dgm.Target(within, 2), draws=50, chains=2, seed=1, progress=False)
+    draws = dgm.sample(dgm.Target(within, 2), warmup=100, draws=50, chains=2, seed=1, progress=False)
     assert draws.inputs.abs().max() < 3
 
 
@@ -149,7 +149,7 @@ def test_a_matrix_without_a_factor_is_a_point_without_density():
     truth = (mass.sum() * (grid[1] - grid[0]) * (2 * math.pi) ** 0.5).log()
     evidence = dgm.log_evidence(target, seed=1, progress=False)
     assert abs(evidence.log_z - truth) < 4 * evidence.std_error < 0.05
-    draws = dgm.sample(target, draws=200, seed=1, progress=False).latents["x"][..., 0]
+    draws = dgm.sample(target, warmup=100, draws=200, seed=1, progress=False).latents["x"][..., 0]
     variance = (mass * grid.square()).sum() / mass.sum()
     assert abs(draws.var() / variance - 1) < 0.25
 

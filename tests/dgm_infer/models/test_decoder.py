@@ -40,7 +40,9 @@ def test_a_decoder_of_another_law_is_named_with_what_takes_it():
             said = str(error)
         assert "the decoder of Decoding gives a Laplace" in said
     # what is advised works
-    draws = dgm.sample(generators.LatentPosterior(model.decoder, Y, model.prior), draws=100, seed=1, progress=False)
+    draws = dgm.sample(
+        generators.LatentPosterior(model.decoder, Y, model.prior), warmup=50, draws=20, seed=1, progress=False
+    )
     assert draws.latents["z"].shape[-1] == 2
     assert dgm.log_evidence((model, Y), method=dgm.Elbo(), seed=1, progress=False).log_z.isfinite()
 

@@ -15,4 +15,4 @@ def quick_disk(request, monkeypatch):
 def streamed(monkeypatch):
     """Draws go to the folder two or three at a time, and are read into a mapped file."""
     for module in (drawn, resume):
-        monkeypatch.setattr(module, "MEMORY", drawn.MemorySettings(block=1500, read=1500))
+        monkeypatch.setattr(module, "MEMORY", drawn.MemorySettings(block=600, read=600))

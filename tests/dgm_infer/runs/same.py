@@ -18,6 +18,11 @@ def run(problem=None, kernel=None, **changes):
     return dgm.sample(fibre() if problem is None else problem, kernel or dgm.ConstrainedHMC(), **options)
 
 
+def quick_run(**changes):
+    """Of a target that takes no time: two problems, a step size, a length and a metric to adapt."""
+    return run(Bumps(torch.tensor([0.5, 2.0])), **{"kernel": dgm.HMC(), **changes})
+
+
 class Killed(BaseException):
     """Nothing catches it, as nothing does a kill."""
 

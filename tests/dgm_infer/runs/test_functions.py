@@ -154,11 +154,11 @@ def test_the_default_run_with_its_checks_and_refinement_goes_on(tmp_path, monkey
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             options = {"chains": 4, "seed": 3, "progress": False, "refine": True, **where}
-            return dgm.log_evidence(TARGET, base, dgm.GibbsTempering(draws=60, warmup=20), **options)
+            return dgm.log_evidence(TARGET, base, dgm.GibbsTempering(draws=30, warmup=10), **options)
 
     whole = begin()
     assert whole.diagnostics["refinements"].sum() > 0
-    found, stops = stopped_at_writes(monkeypatch, begin, tmp_path / "run", 173)
+    found, stops = stopped_at_writes(monkeypatch, begin, tmp_path / "run", 97)
     assert stops > 1
     assert_same_evidence(found, whole)
 

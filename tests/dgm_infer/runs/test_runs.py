@@ -17,8 +17,9 @@ import dgm_infer as dgm
 from dgm_infer.runs import drawn
 from dgm_infer.runs.drawn import count_of
 from dgm_infer.runs.folder import RunFolder
+from dgm_infer.sampling.execution import Execution
 from dgm_infer.sampling.run import SamplingRun
-from tests.dgm_infer.runs.same import CHAINS, DRAWS, WARMUP, Killed, assert_same, fibre, run
+from tests.dgm_infer.runs.same import CHAINS, DRAWS, WARMUP, Killed, assert_same, quick_run, run
 from tests.oracles import FLOAT, Ellipse, assert_agrees, correlated_gaussian
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,40 +27,40 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="module")
 def whole():
+    return quick_run()
+
+
+@pytest.fixture(scope="module")
+def whole_of_fibre():
     return run()
 
 
-def killed_at(monkeypatch, transition, path, kind=Killed, **changes):
+def killed_at(monkeypatch, transition, path, kind=Killed, run=quick_run, **changes):
     """A run with a checkpoint after every transition that ends while it makes this one."""
-    step, made = dgm.ConstrainedHMC.step, []
+    step, made = Execution.step, []
 
-    def stepped(self, problem, state, rng):
+    def stepped(self, *arguments, **options):
         made.append(None)
-        after = step(self, problem, state, rng)
-        if len(made) == transition + started[0]:
+        after = step(self, *arguments, **options)
+        if len(made) == transition:
             raise kind
         return after
 
-    started, begin = [10**9], SamplingRun.begin.__func__
-
-    def begun(cls, *arguments):
-        found = begin(cls, *arguments)
-        # starting points take transitions of their own
-        started[0] = len(made)
-        return found
-
-    monkeypatch.setattr(dgm.ConstrainedHMC, "step", stepped)
-    monkeypatch.setattr(SamplingRun, "begin", classmethod(begun))
+    monkeypatch.setattr(Execution, "step", stepped)
     try:
         return run(run=path, checkpoint_every=1e-9, **changes)
     finally:
         monkeypatch.undo()
 
 
-def test_a_run_in_a_folder_has_the_draws_of_one_without(tmp_path, whole):
-    assert_same(run(run=tmp_path / "run", checkpoint_every=1e-9), whole)
-    assert_same(dgm.resume(tmp_path / "run", progress=False), whole)
-    assert_same(dgm.collect(tmp_path / "run"), whole)
+def test_a_run_in_a_folder_has_the_draws_of_one_without(tmp_path, whole_of_fibre):
+    assert_same(run(run=tmp_path / "run", checkpoint_every=1e-9), whole_of_fibre)
+    assert_same(dgm.resume(tmp_path / "run", progress=False), whole_of_fibre)
+    draws = dgm.collect(tmp_path / "run")
+    assert_same(draws, whole_of_fibre)
+    # the problem comes back with the draws
+    assert torch.equal(draws.generate(2), whole_of_fibre.generate(2))
+    assert torch.equal(draws.latents["z"], whole_of_fibre.latents["z"])
 
 
 @pytest.mark.parametrize("transition", [1, 4, 7, 13, 29, 30, 31, 42, 50])
@@ -68,6 +69,14 @@ def test_a_run_killed_at_any_transition_goes_on_as_if_it_had_not_been(tmp_path, 
     with pytest.raises(Killed):
         killed_at(monkeypatch, transition, tmp_path / "run")
     assert_same(dgm.resume(tmp_path / "run", progress=False), whole)
+
+
+@pytest.mark.parametrize("transition", [12, 42])
+def test_a_run_on_a_fibre_that_is_killed_goes_on(tmp_path, monkeypatch, whole_of_fibre, transition):
+    """Its sub-steps are adapted, its states hold Jacobians, and its starts are found."""
+    with pytest.raises(Killed):
+        killed_at(monkeypatch, transition, tmp_path / "run", Killed, run)
+    assert_same(dgm.resume(tmp_path / "run", progress=False), whole_of_fibre)
 
 
 def test_control_other_random_numbers_after_a_stop_give_other_draws(tmp_path, monkeypatch, whole):
@@ -89,15 +98,15 @@ def test_a_run_may_be_stopped_again_and_again(tmp_path, monkeypatch, whole):
     with pytest.raises(Killed):
         killed_at(monkeypatch, 3, tmp_path / "run")
     for _ in range(9):
-        step, made = dgm.ConstrainedHMC.step, []
+        step, made = Execution.step, []
 
-        def stepped(self, problem, state, rng, step=step, made=made):
+        def stepped(self, *arguments, step=step, made=made, **options):
             made.append(None)
             if len(made) == 6:
                 raise Killed
-            return step(self, problem, state, rng)
+            return step(self, *arguments, **options)
 
-        monkeypatch.setattr(dgm.ConstrainedHMC, "step", stepped)
+        monkeypatch.setattr(Execution, "step", stepped)
         with pytest.raises(Killed):
             dgm.resume(tmp_path / "run", progress=False)
         monkeypatch.undo()
@@ -107,7 +116,7 @@ def test_a_run_may_be_stopped_again_and_again(tmp_path, monkeypatch, whole):
 def test_a_stop_before_the_first_checkpoint_begins_anew(tmp_path, monkeypatch, whole):
     monkeypatch.setattr(SamplingRun, "begin", classmethod(lambda *_: (_ for _ in ()).throw(Killed)))
     with pytest.raises(Killed):
-        run(run=tmp_path / "run")
+        quick_run(run=tmp_path / "run")
     monkeypatch.undo()
     with pytest.raises(dgm.errors.CheckpointError, match="no draws yet, 0 of 30"):
         dgm.collect(tmp_path / "run")
@@ -134,7 +143,7 @@ def test_an_interrupt_within_warm_up_passes_and_costs_at_most_what_came_after_th
 
 
 def test_an_extended_run_is_a_longer_run(tmp_path, whole):
-    short = run(run=tmp_path / "run", draws=8)
+    short = quick_run(run=tmp_path / "run", draws=8)
     assert short.shape[1] == 8
     assert_same(dgm.extend(tmp_path / "run", draws=DRAWS - 8, progress=False), whole)
     assert dgm.extend(tmp_path / "run", draws=1, progress=False).shape[1] == DRAWS + 1
@@ -154,8 +163,8 @@ def test_draws_that_memory_does_not_hold_are_streamed(tmp_path, monkeypatch, str
 
 
 def test_streamed_shards_are_those_of_memory(tmp_path, streamed):
-    whole = run(shards=3)
-    assert_same(run(run=tmp_path / "run", shards=3), whole)
+    whole = quick_run(shards=3)
+    assert_same(quick_run(run=tmp_path / "run", shards=3), whole)
 
 
 def test_streamed_draws_come_back_from_a_folder_that_vanished(tmp_path, monkeypatch, streamed, whole):
@@ -169,14 +178,14 @@ def test_streamed_draws_come_back_from_a_folder_that_vanished(tmp_path, monkeypa
 
     monkeypatch.setattr(SamplingRun, "forget", forgotten)
     with pytest.warns(UserWarning, match=r"not all draws are in|no checkpoint after"):
-        draws = run(run=tmp_path / "run", checkpoint_every=1000)
+        draws = quick_run(run=tmp_path / "run", checkpoint_every=1000)
     assert torch.equal(draws.inputs, whole.inputs)
 
 
 def test_a_disk_without_room_for_the_draws_is_said_before_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**30, 2**30, 2**10))
     with pytest.raises(dgm.errors.ArgumentError, match=r"draws=20\): needs .* GiB free at .*: make fewer draws"):
-        run(run=tmp_path / "run")
+        quick_run(run=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -231,10 +240,10 @@ def test_a_stopped_run_is_extended_after_what_was_left(tmp_path, monkeypatch, wh
 
 
 def test_thinned_draws_of_latents_alone_go_on_within_a_draw(tmp_path, monkeypatch):
-    options = {"thin": 3, "keep": "latents", "draws": 6}
+    options = {"thin": 3, "keep": "latents", "draws": 4, "warmup": 5}
     whole = run(**options)
     with pytest.raises(Killed):
-        killed_at(monkeypatch, WARMUP + 8, tmp_path / "run", **options)
+        killed_at(monkeypatch, 5 + 8, tmp_path / "run", Killed, run, **options)
     assert dgm.collect(tmp_path / "run").shape[1] == 2
     draws = dgm.resume(tmp_path / "run", progress=False)
     assert draws.inputs is None
@@ -242,19 +251,11 @@ def test_thinned_draws_of_latents_alone_go_on_within_a_draw(tmp_path, monkeypatc
 
 
 def test_draws_without_a_warm_up_and_from_given_starts(tmp_path, monkeypatch):
-    initial = fibre().start(CHAINS, torch.Generator().manual_seed(3))
-    options = {"warmup": 0, "initial": initial}
-    whole = run(**options)
+    options = {"warmup": 0, "initial": torch.zeros(CHAINS, 2, 2)}
+    whole = quick_run(**options)
     with pytest.raises(Killed):
         killed_at(monkeypatch, 5, tmp_path / "run", **options)
     assert_same(dgm.resume(tmp_path / "run", progress=False), whole)
-
-
-def test_the_problem_comes_back_with_the_draws(tmp_path, whole):
-    run(run=tmp_path / "run")
-    draws = dgm.collect(tmp_path / "run")
-    assert torch.equal(draws.generate(2), whole.generate(2))
-    assert torch.equal(draws.latents["z"], whole.latents["z"])
 
 
 def test_the_last_state_says_which_chains_never_moved(tmp_path):
@@ -285,11 +286,11 @@ def test_bad_arguments_are_named(tmp_path, monkeypatch, options, message):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("draws", [0, 1.5, None])
-def test_an_extension_has_at_least_one_draw(tmp_path, draws):
-    run(run=tmp_path / "run")
-    with pytest.raises(dgm.errors.ArgumentError, match="extend\\(draws="):
-        dgm.extend(tmp_path / "run", draws=draws)
+def test_an_extension_has_at_least_one_draw(tmp_path):
+    quick_run(run=tmp_path / "run")
+    for draws in 0, 1.5, None:
+        with pytest.raises(dgm.errors.ArgumentError, match="extend\\(draws="):
+            dgm.extend(tmp_path / "run", draws=draws)
 
 
 # --------------------------------------------------------------------------------------------------------------- shards
@@ -361,7 +362,7 @@ def started(path, devices):
 
 
 @pytest.mark.slow
-def test_a_process_killed_by_the_system_leaves_what_its_checkpoint_has(tmp_path, whole):
+def test_a_process_killed_by_the_system_leaves_what_its_checkpoint_has(tmp_path, whole_of_fibre):
     """And its draws can be read while it runs."""
     process = started(tmp_path / "run", None)
     with pytest.raises(dgm.errors.ArgumentError, match="another process"):
@@ -371,7 +372,7 @@ def test_a_process_killed_by_the_system_leaves_what_its_checkpoint_has(tmp_path,
     draws = dgm.collect(tmp_path / "run")
     assert draws.interrupted
     n = min(draws.shape[1], DRAWS)
-    assert torch.equal(draws.inputs[:, :n], whole.inputs[:, :n])
+    assert torch.equal(draws.inputs[:, :n], whole_of_fibre.inputs[:, :n])
     shorten(tmp_path / "run", draws.shape[1] + 3)
     assert torch.equal(dgm.resume(tmp_path / "run", progress=False).inputs[:, : draws.shape[1]], draws.inputs)
 

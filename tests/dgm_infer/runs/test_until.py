@@ -12,7 +12,7 @@ from dgm_infer import progress
 from dgm_infer.runs import chains
 from dgm_infer.sampling.inference_data import effective_draws
 from dgm_infer.sampling.plan import LOOK, Until
-from tests.dgm_infer.runs.same import DRAWS, Well, assert_same, run
+from tests.dgm_infer.runs.same import DRAWS, Well, assert_same, quick_run, run
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_time_ends_a_run_between_checkpoints_and_the_most_draws_are_no_forecas
 
 def test_a_goal_that_the_draws_do_not_reach_is_said(tmp_path):
     with pytest.warns(dgm.diagnosis.DiagnosisWarning, match=r"until= is not reached with 20 draws \(bulk effective"):
-        draws = run(run=tmp_path / "run", until={"ess": 1e6})
+        draws = quick_run(run=tmp_path / "run", until={"ess": 1e6})
     assert draws.shape[1] == DRAWS
     assert draws.stopped_by is None
 

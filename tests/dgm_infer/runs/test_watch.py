@@ -44,14 +44,14 @@ def killed(monkeypatch, path, transition, problem, kernel, **options):
 
 def test_a_run_on_a_fibre_is_told_from_beside_it(tmp_path, monkeypatch, capsys):
     fibre = dgm.condition(Bent(), torch.full((2, 5), 0.3, dtype=FLOAT))
-    killed(monkeypatch, tmp_path / "run", 60, fibre, dgm.ConstrainedHMC(), warmup=30, draws=70)
+    killed(monkeypatch, tmp_path / "run", 24, fibre, dgm.ConstrainedHMC(), warmup=10, draws=30)
     found = seen(tmp_path / "run")
     assert found["progress"] == "60 % of the transitions, sampling"
     seconds = RunFolder.open("watch", tmp_path / "run").seconds
     assert found["computed"].startswith(f"for {duration(seconds)}, up to the checkpoint of 20")
     assert re.fullmatch(r"[\d.]+ (s|min|h|days)", found["time left"])
     draws = dgm.collect(tmp_path / "run")
-    assert found["draws"] == "30 of 70 per chain, 4 of 4 chains"
+    assert found["draws"] == "14 of 30 per chain, 4 of 4 chains"
     assert found["acceptance"] == f"{draws.stats['acceptance_rate'].mean():.2f}"
     assert found["worst constraint error"] == f"{draws.stats['constraint_error'].max():.1e}"
     assert found["stuck chains"] == "0 of 8"
@@ -60,10 +60,10 @@ def test_a_run_on_a_fibre_is_told_from_beside_it(tmp_path, monkeypatch, capsys):
     assert found["bulk effective draws"] == f"at least {effective_draws(values, 'bulk').min():.0f}"
     assert main(["watch", str(tmp_path / "run"), "--once"]) == 0
     told = capsys.readouterr().out
-    assert "30 of 70 per chain" in told
+    assert "14 of 30 per chain" in told
     page = (tmp_path / "run" / "index.html").read_text()
     assert 'http-equiv="refresh"' in page
-    assert "30 of 70 per chain, 4 of 4 chains" in page
+    assert "14 of 30 per chain, 4 of 4 chains" in page
     # for phones, and in the dark
     assert 'name="viewport"' in page
     assert "prefers-color-scheme: dark" in page

@@ -6,7 +6,7 @@ import dgm_infer as dgm
 from tests.models import MASK, Images, image
 
 CHAINS, DRAWS = 3, 8
-KERNEL = dgm.ConstrainedHMC(step_size=0.3, n_steps=2, n_geodesic=1)
+KERNEL = dgm.ConstrainedHMC(step_size=0.3, n_steps=1, n_geodesic=1)
 MASKS = torch.stack([MASK, MASK.flip(0), MASK.flip(1)])
 
 

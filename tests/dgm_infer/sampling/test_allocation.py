@@ -276,9 +276,9 @@ def test_annealed_starts_have_the_shares_of_the_posterior(monkeypatch):
 
 
 def test_chains_of_several_modes_have_their_shares_and_the_warning_names_the_masses():
-    kernel = dgm.ConstrainedHMC()
+    kernel = dgm.ConstrainedHMC(n_steps=3)
     with pytest.warns(UserWarning, match=r"2 groups that never overlap .*dgm\.modes\(fibre\).*ModeJumps\(kernel\)"):
-        draws = dgm.sample(folded(1.0), kernel, chains=32, warmup=50, draws=60, seed=1, progress=False)
+        draws = dgm.sample(folded(1.0), kernel, chains=32, warmup=20, draws=50, seed=1, progress=False)
     right = draws.inputs[..., 0] > 0
     assert (right == right[:, :1]).all()
     assert abs(right.double().mean().item() - wide_mass()) < 1 / 32 + 0.01
@@ -287,13 +287,13 @@ def test_chains_of_several_modes_have_their_shares_and_the_warning_names_the_mas
     # control: points that are given are not shared out
     given = draws.inputs[:, -1]
     with pytest.warns(UserWarning, match=r"2 groups that never overlap .*are not posterior weights"):
-        dgm.sample(draws.problem, draws.kernel, chains=32, warmup=0, draws=60, initial=given, seed=1, progress=False)
+        dgm.sample(draws.problem, draws.kernel, chains=32, warmup=0, draws=50, initial=given, seed=1, progress=False)
 
 
 @pytest.mark.filterwarnings("ignore::dgm_infer.diagnosis.DiagnosisWarning")
 def test_modes_that_no_chain_is_in_are_named_with_their_mass(tmp_path):
-    problem, settings = squares(), {"chains": 4, "warmup": 60, "draws": 100, "seed": 0, "progress": False}
-    for kernel in (dgm.LiftedHMC(), dgm.ConstrainedHMC()):
+    problem, settings = squares(), {"chains": 4, "warmup": 20, "draws": 50, "seed": 0, "progress": False}
+    for kernel in (dgm.LiftedHMC(), dgm.ConstrainedHMC(n_steps=2)):
         draws = dgm.sample(problem, kernel, **settings)
         centres = draws.modes.centres
         # signs tell the modes apart, and the chains, which stay where they began
@@ -314,8 +314,9 @@ def test_modes_that_no_chain_is_in_are_named_with_their_mass(tmp_path):
 @honest
 @pytest.mark.parametrize("kind", [dgm.LiftedHMC, dgm.ConstrainedHMC], ids=lambda kind: kind.__name__)
 def test_chains_jump_between_modes_in_proportion_to_their_masses(kind):
-    problem, settings = folded(1.0, 8.0), {"chains": 8, "warmup": 60, "draws": 300, "seed": 1, "progress": False}
-    draws: Any = dgm.sample(problem, dgm.ModeJumps(kind()), **settings)
+    kernel = kind(n_steps=1)
+    problem, settings = folded(1.0, 8.0), {"chains": 8, "warmup": 20, "draws": 300, "seed": 1, "progress": False}
+    draws: Any = dgm.sample(problem, dgm.ModeJumps(kernel), **settings)
     assert draws.stats["constraint_error"].max() < 1e-7
     assert draws.kernel.modes.counts.tolist() == [2, 1]
     right = (draws.inputs[:, :, 0, 0] > 0).double()
@@ -327,6 +328,6 @@ def test_chains_jump_between_modes_in_proportion_to_their_masses(kind):
     assert accepted[0] > 0.5
     assert (accepted[1:] == 0).all()
     # control: without them no chain ever crosses
-    still = dgm.sample(problem, kind(), **(settings | {"warmup": 20, "draws": 40}))
+    still = dgm.sample(problem, kernel, **(settings | {"warmup": 20, "draws": 40}))
     right = still.inputs[:, :, 0, 0] > 0
     assert (right == right[:, :1]).all()

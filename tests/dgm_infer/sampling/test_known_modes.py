@@ -10,7 +10,9 @@ from dgm_infer.sampling import starts
 from dgm_infer.sampling.starts import StartSettings
 from tests.oracles import compare
 
-OPTIONS = {"draws": 400, "seed": 1, "progress": False}
+OPTIONS = {"warmup": 150, "draws": 400, "seed": 1, "progress": False}
+# where nothing is asked of the draws
+FEW = OPTIONS | {"warmup": 50, "draws": 60}
 
 
 def two(x):
@@ -34,7 +36,7 @@ def test_the_default_jumps_between_modes_and_others_name_those_that_they_miss():
     assert z.abs() < 4
     assert not draws.diagnose()
     with pytest.warns(UserWarning, match=r"no draw is in modes that hold 50 % .*ModeJumps"):
-        draws = dgm.sample(dgm.Target(two, 2), dgm.NUTS(), **OPTIONS)
+        draws = dgm.sample(dgm.Target(two, 2), dgm.NUTS(), **FEW)
     assert (draws.inputs.sum(-1) < 8).all()
     assert missed(draws)
 
@@ -47,10 +49,10 @@ def test_control_without_the_search_nothing_is_said(monkeypatch):
 
 
 def test_a_search_leaves_chains_of_one_mode_as_they_are(monkeypatch):
-    draws = dgm.sample(dgm.Target(one, 2), **OPTIONS)
+    draws = dgm.sample(dgm.Target(one, 2), **FEW)
     assert draws.modes.counts == 1
     monkeypatch.setattr(starts, "_SETTINGS", StartSettings(operations=0))
-    assert torch.equal(draws.inputs, dgm.sample(dgm.Target(one, 2), **OPTIONS).inputs)
+    assert torch.equal(draws.inputs, dgm.sample(dgm.Target(one, 2), **FEW).inputs)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_a_search_leaves_chains_of_one_mode_as_they_are(monkeypatch):
 # steps for a wall of width 1 beside a tail of 1000 are another matter, whose warnings differ by processor
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_has_no_modes_with_curvature_is_sampled_as_before(energy):
-    draws = dgm.sample(dgm.Target(energy, 2), **OPTIONS)
+    draws = dgm.sample(dgm.Target(energy, 2), **FEW)
     assert draws.modes is None or draws.modes.counts == 1
 
 

@@ -65,8 +65,8 @@ def test_points_are_near_modes():
 
 
 def test_sampling_begins_at_low_points_after_a_warm_up_alone():
-    problem, kernel = fibre(far=10.0), dgm.ConstrainedHMC(step_size=0.3, n_steps=(2, 5))
-    options = {"chains": CHAINS, "draws": 30, "seed": 1, "progress": False}
+    problem, kernel = fibre(far=10.0), dgm.ConstrainedHMC(step_size=0.3, n_steps=2)
+    options = {"chains": CHAINS, "draws": 5, "seed": 1, "progress": False}
     draws = dgm.sample(problem, kernel, warmup=10, **options)
     assert (draws.inputs[..., 0] > 0).all()
     assert draws.ancestors is not None
@@ -129,7 +129,8 @@ def test_a_problem_without_any_point_has_more_attempts(monkeypatch):
     assert u.isfinite().all()
 
 
-def test_an_observation_that_nothing_generates_is_named():
+def test_an_observation_that_nothing_generates_is_named(monkeypatch):
+    monkeypatch.setattr(start_points, "SETTINGS", start_points.SearchSettings(rounds=1))
     problem = dgm.condition(TwoSides(1.5), torch.tensor([[1.0], [-5.0]], dtype=FLOAT))
     with pytest.raises(dgm.errors.StartError, match="problem 1"):
         points(problem)

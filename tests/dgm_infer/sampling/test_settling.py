@@ -97,7 +97,7 @@ def test_a_warm_up_of_open_length_ends_sooner_with_the_acceptance_on_target():
 
     def acceptance(**target):
         """The mean of twelve, of a standard deviation of about 0.03 each; steps are up to the adapted size."""
-        runs = [transitions(draws=200, seed=seed, **target)[1] for seed in range(6)]
+        runs = [transitions(draws=60, seed=seed, **target)[1] for seed in range(6)]
         return torch.stack([each.stats["acceptance_rate"].mean((0, 1)) for each in runs]).mean()
 
     assert 0.88 < acceptance() < 0.98

@@ -199,7 +199,7 @@ def test_a_series_in_jax_is_that_of_the_model(name):
     posterior = jax_series.series_posterior(series)
     u = series.starts(3, 0, 0.1)
     with jax_images.precision("float64"):
-        made = np.stack([posterior.predict(jnp.asarray(row.numpy())) for row in u])
+        made = jax.jit(jax.vmap(posterior.predict))(jnp.asarray(u.numpy()))
     np.testing.assert_allclose(made, series.model().observed(u), rtol=1e-9)
     assert max(jax_series._disagreement(series, posterior, 0).values()) < 1e-9
     other = posterior._replace(sd=series.sd * 1.01)

@@ -45,6 +45,7 @@ def test_bad_options_are_named(tmp_path):
 
 # some modes are not visited at all, which is said too
 @honest
+@pytest.mark.slow
 def test_modes_that_are_visited_too_rarely_are_named_and_widen_the_interval():
     machine = BoltzmannRelaxation(*random_system(16, 1))
     truth = machine.exact().log_z

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ def test_every_sampler_is_compared_with_the_truth(tmp_path, monkeypatch):
         "parallel tempering": multimodal._tempered(20),
     }
     monkeypatch.setattr(multimodal, "_SAMPLERS", samplers)
+    monkeypatch.setattr(dgm, "sample", partial(dgm.sample, warmup=40))
     path = multimodal.bench(systems=2, units=5, runs=2, output=str(tmp_path))
     record = json.loads(path.read_text())
     assert list(record["rows"]) == list(samplers)
@@ -41,7 +43,7 @@ def test_chains_that_jump_have_the_moments_of_a_machine_of_many_modes():
     truth = machine.exact()
 
     def run(kernel):
-        draws = dgm.sample(machine, kernel, chains=16, draws=500, seed=1, progress=False)
+        draws = dgm.sample(machine, kernel, chains=16, warmup=100, draws=500, seed=1, progress=False)
         mean = draws.inputs.double().mean((0, 1))
         return draws, ((mean - truth.mean) / truth.covariance.diagonal().sqrt()).abs().max()
 
