@@ -95,7 +95,7 @@ def energy_fault(
         return fault
     if not torch.equal(given, x):
         return f"the energy {WRITES}"
-    apart = _difference(energy, again)
+    apart = _difference(energy, again, 1e3 * torch.finfo(energy.dtype).eps)
     if apart > 0:
         return (
             f"the energy differs from call to call at the same points, by {apart:.3g}: it must not draw random numbers"
@@ -222,13 +222,18 @@ def _gradient_fault(target: Target, x: Tensor) -> str | None:
     return None
 
 
-def _difference(energy: Tensor, again: Tensor, rounding: float = 1e3, power: float = 1.0) -> float:
-    """Largest difference of two evaluations, 0 up to ``rounding eps^power`` of their size."""
+def _reordered(energy: Tensor) -> float:
+    """Relative difference up to which energies are equal where sums round in another order, of 32 bits within too."""
+    return max(torch.finfo(energy.dtype).eps ** 0.5, 64 * torch.finfo(torch.float32).eps)
+
+
+def _difference(energy: Tensor, again: Tensor, rounding: float) -> float:
+    """Largest difference of two evaluations, 0 up to ``rounding`` of their size."""
     both = energy.isfinite() & again.isfinite()
     if not torch.equal(energy.isfinite(), again.isfinite()):
         return float("inf")
     difference = (energy - again).abs()[both]
-    least = rounding * torch.finfo(energy.dtype).eps ** power * energy.abs()[both].clamp_min(1)
+    least = rounding * energy.abs()[both].clamp_min(1)
     return difference[difference > least].max().item() if (difference > least).any() else 0.0
 
 
@@ -250,8 +255,7 @@ def _mixing(target: Target, x: Tensor, energy: Tensor, around: Tensor | None) ->
         n = (len(x) + 1) // 2
         behind = torch.cat([x[-1:].expand_as(x[:n]), x[:n]]).where(kept.unsqueeze(-1), x[-1])
         for own, moved in ((energy[:n], target.energy(behind)[n:]), (energy[:1], target.energy(x[:1]))):
-            # sums round in another order
-            apart = max(apart, _difference(own[..., kept], moved[..., kept], 1.0, 0.5))
+            apart = max(apart, _difference(own[..., kept], moved[..., kept], _reordered(energy)))
     return apart
 
 
@@ -265,7 +269,7 @@ def dependence(target: Target, x: Tensor, n: int) -> float:
         alone = torch.stack([target.energy(x[i : i + 1])[0] for i in range(0, len(x), every)])
     except Exception:
         return 0.0
-    return _difference(together, alone, 1.0, 0.5)
+    return _difference(together, alone, _reordered(together))
 
 
 @torch.no_grad()

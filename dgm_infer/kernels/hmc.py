@@ -229,7 +229,7 @@ class HMC(Scheduled):
     def step(self, problem: Target, state: HMCState, rng: torch.Generator) -> tuple[HMCState, Info]:
         problem, metric = captured(problem), metric_in_use(self.metric)
         momentum = draw_momentum(state.position, rng)
-        n_steps, step_size, fraction = self.draw_schedule(math.inf, state.energy, rng)
+        n_steps, step_size, fraction = self.draw_schedule(math.inf, state.position[..., 0], rng)
         start = PhasePoint(state.position, momentum, state.energy, state.gradient, state.extra)
         steps = self.constant_steps or n_steps
         # the gradient of a loop takes as long as all there is

@@ -111,7 +111,7 @@ class RandomWalk(Settings):
         return point_at(problem, position)
 
     def step(self, problem: Target, state: Point, rng: torch.Generator) -> tuple[Point, Info]:
-        step_size = given_step_size(self.step_size, state.energy)
+        step_size = given_step_size(self.step_size, state.position[..., 0])
         there, log_hastings = self._propose(problem, state.position, step_size, rng)
         point, probability, status = metropolis(state, point_at(problem, there), log_hastings, rng)
         tuning = Trial(step_size, position=self._walking(problem, point.position))

@@ -215,7 +215,7 @@ class NUTS(Settings):
         return HMCState(position, *problem.energy_and_gradient(position))
 
     def step(self, problem: Target, state: HMCState, rng: torch.Generator) -> tuple[HMCState, Info]:
-        step_size = given_step_size(self.step_size, state.energy)
+        step_size = given_step_size(self.step_size, state.position[..., 0])
         _, most = counts("NUTS", "n_steps", self.n_steps)
         start = PhasePoint(state.position, draw_momentum(state.position, rng), state.energy, state.gradient)
         tree = grow(start, energy_of(problem), step_size, deepest(most), rng, metric_in_use(self.metric))

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from ..conditioning.fibre import Fibre
 from ..conditioning.subject import LIMITS
 from ..diagnosis import DiagnosisWarning
-from ..errors import StartError, cause, warn
+from ..errors import ModelError, StartError, cause, warn
 from ..kernels import Info, Kernel
 from ..kernels.kernel import State, Tunable
 from ..kernels.mode_jumps import Jumps, ModeJumps
@@ -122,6 +123,10 @@ class SamplingRun:
         began = time.monotonic()
         state = kernel.init(problem, start.position)
         took = time.monotonic() - began
+        if state.energy.dtype.itemsize > state.position.dtype.itemsize:
+            # a density of more digits than its starts; a network of 32 bits takes no others
+            with suppress(RuntimeError, ModelError):
+                state = kernel.init(problem, start.position.to(state.energy.dtype))
         if not bar.is_most:
             _foretell(problem, kernel, start.position, plan.transitions, took)
         lost = int((~state.energy.isfinite()).sum())

@@ -108,7 +108,8 @@ class WarmUp:
     def update(self, info: Info, state: State) -> None:
         """Learn from the iteration that ``kernel`` just made, and the state it led to."""
         self._done += 1
-        acceptance, trial = info.tuned_acceptance, info.tuning or Trial()
+        # of the positions' digits: energies may have more
+        acceptance, trial = info.tuned_acceptance.to(self._like.dtype), info.tuning or Trial()
         if isinstance(self._kernel, ModeJumps):
             trial = self._kernel.within_modes(trial)
         if self._done <= self._startup:

@@ -19,7 +19,7 @@ from dgm_infer.runs.drawn import count_of
 from dgm_infer.runs.folder import RunFolder
 from dgm_infer.sampling.execution import Execution
 from dgm_infer.sampling.run import SamplingRun
-from tests.dgm_infer.runs.same import CHAINS, DRAWS, WARMUP, Killed, assert_same, quick_run, run
+from tests.dgm_infer.runs.same import CHAINS, DRAWS, WARMUP, Bumps, Killed, assert_same, quick_run, run
 from tests.oracles import FLOAT, Ellipse, assert_agrees, correlated_gaussian
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -411,3 +411,12 @@ def test_processes_of_shards_end_with_their_parent(tmp_path, stop):
         except dgm.errors.ArgumentError:
             assert time.monotonic() < deadline
             time.sleep(0.5)
+
+
+def test_draws_have_the_digits_of_the_density(tmp_path):
+    """Starts have those of torch's default; a run that goes on has the draws of one that was not stopped."""
+    target = Bumps(torch.tensor([0.5, 2.0], dtype=FLOAT))
+    whole = run(target, dgm.HMC(), draws=2 * DRAWS)
+    assert whole.inputs.dtype == FLOAT
+    run(target, dgm.HMC(), run=tmp_path / "run")
+    assert torch.equal(dgm.extend(tmp_path / "run", draws=DRAWS, progress=False).inputs, whole.inputs)

@@ -1,4 +1,4 @@
-"""What a run looks at before it begins: whether torch's threads wait for others."""
+"""What a run looks at before it begins: whether torch's threads wait for others, digits of positions and energies."""
 
 import time
 import warnings
@@ -7,8 +7,10 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+from dgm_infer.probe import energy_fault
 from dgm_infer.sampling.preflight import fitting_threads
 from tests.models import Function
+from tests.oracles import FLOAT
 
 
 @pytest.fixture
@@ -107,3 +109,39 @@ def test_a_value_that_all_inputs_around_give_is_an_event(function, value, inside
     # the controls: a value that a surface gives, and one with noise
     dgm.sample(dgm.condition(model, [inside]), **short)
     dgm.sample(dgm.condition(model, value, noise=0.1), **short)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [dgm.HMC(), dgm.NUTS(), dgm.kernels.RandomWalk(), dgm.kernels.LinearSlice()],
+    ids=lambda k: type(k).__name__,
+)
+def test_a_network_of_fewer_digits_than_its_energy_is_sampled_with_its_own(kernel):
+    """An energy of 64 bits does not make positions of 64 bits, which the network does not take."""
+    torch.manual_seed(0)
+    network = torch.nn.Linear(2, 300)
+    target = dgm.Target(lambda x: 0.5 * network(x).double().square().sum(-1), 2)
+    draws = dgm.sample(target, kernel, chains=64, warmup=60, draws=60, seed=1, progress=False)
+    assert draws.inputs.dtype == torch.float32
+    weight, bias = (p.detach().double() for p in (network.weight, network.bias))
+    precision = weight.T @ weight
+    standard = (draws.inputs.double() + torch.linalg.solve(precision, weight.T @ bias)) @ torch.linalg.cholesky(
+        precision
+    )
+    assert standard.mean((0, 1)).abs().max() < 0.15
+    assert (standard.std((0, 1)) - 1).abs().max() < 0.1
+
+
+def test_rounding_of_32_bits_within_an_energy_of_64_is_no_dependence_on_other_points():
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(20, 256), torch.nn.Tanh(), torch.nn.Linear(256, 784))
+    x = torch.randn(16, 20, dtype=FLOAT)
+
+    def energy(x, of_others=0.0):
+        own = network(x.float()).double().square().sum(-1)
+        return own * (1 + of_others * x.mean())
+
+    assert energy_fault(dgm.Target(energy, 20), x, "") is None
+    # the control
+    coupled = dgm.Target(lambda x: energy(x, 1e-3), 20)
+    assert "other points" in energy_fault(coupled, x, "")
