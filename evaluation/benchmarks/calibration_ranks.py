@@ -27,8 +27,6 @@ __all__ = ["rank_rows", "rank_table", "uniformity"]
 
 # Draws that a truth is ranked among, far apart in their chains, and cells of as many ranks each.
 _AMONG, _CELLS = 20, 7
-# Images that are sampled together: all rows of a transition make the steps of the one whose steps are the shortest.
-_TOGETHER = 20
 # The planted error: draws this much nearer to their mean.
 _NARROWER = 0.8
 
@@ -51,18 +49,13 @@ def rank_rows(name: str, settings: Mapping[str, Any]) -> dict[str, dict[str, Any
         # what runs find wrong with themselves: here it is measured
         warnings.simplefilter("ignore")
         sizes = {"chains": settings["chains"], "draws": settings["draws"]}
-        groups = torch.arange(len(made.images), device=made.images.device).split(_TOGETHER)
+        # each by itself: together all rows of a transition make the steps of the image whose steps are the shortest
         runs = [
             uninterrupted(dgm.sample(problem.take(own), seed=settings["seed"] + k, progress=False, **sizes))
-            for k, own in enumerate(groups)
+            for k, own in enumerate(torch.arange(len(made.images), device=made.images.device).split(1))
         ]
     seconds = (time.perf_counter() - began) / len(made.images)
-    r_hat = np.concatenate(
-        [
-            run.summary()["r_hat"].to_numpy(float).reshape(len(own), -1).max(-1)
-            for run, own in zip(runs, groups, strict=True)
-        ]
-    )
+    r_hat = np.array([run.summary()["r_hat"].to_numpy(float).max() for run in runs])
     draws = torch.cat([run.inputs.flatten(0, 1) for run in runs if run.inputs is not None], 1)
     draws = draws[torch.linspace(0, len(draws) - 1, _AMONG).long()]
     truth = made.latents.to(draws)

@@ -13,7 +13,7 @@ from .messages import suggest
 from .options import check_configurations
 from .outline import COMMANDS, Command, Option, options, runnable
 
-__all__ = ["answered", "completion", "shipped"]
+__all__ = ["answered", "completion", "shipped", "shipped_path"]
 
 # endings of files that are read, by the options that name them
 _FILES = re.compile(r"\.(npy|npz|png|jpe?g|bmp|webp|tiff?|pt|pth|ckpt|safetensors)$", re.IGNORECASE)
@@ -137,16 +137,17 @@ def _check(name: str, arguments: Sequence[str], accepted: Sequence[Option]) -> N
 
 def shipped(arguments: Sequence[str]) -> list[str]:
     """The arguments, with ``configs/...`` in place where the package has it and the working directory does not."""
-    return [_found(word) if "configs/" in word else word for word in arguments]
+    return [shipped_path(word) if "configs/" in word else word for word in arguments]
 
 
-def _found(word: str) -> str:
+def shipped_path(word: str) -> str:
+    """One such argument, or a path that a configuration names."""
     option, equals, path = word.rpartition("=")
     if not path.startswith("configs/") or Path(path).exists():
         return word
     package = Path(__file__).parents[1]
     # of an installation, or of a clone
-    homes = [root / path for root in (package, package.parent) if (root / path).is_file()]
+    homes = [root / path for root in (package, package.parent) if (root / path).exists()]
     return f"{option}{equals}{homes[0]}" if homes else word
 
 

@@ -18,6 +18,8 @@ from dgm_infer.conditioning.pictures import ENDINGS, PixelScale, picture_data
 from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError, DgmInferError, ModelError, cause
 from dgm_infer.models import LatentVariableModel
 
+from .answers import shipped_path
+
 __all__ = [
     "HeldOutImages",
     "binarised",
@@ -125,7 +127,7 @@ def read_images(
     if not isinstance(source, str):
         images = _unit(source.held_out(n))
         return scale.from_unit(images) if _within_unit(images) else images
-    path = Path(source)
+    path = Path(shipped_path(source))
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix.lower() in ENDINGS)
         if len(files) < n:

@@ -17,6 +17,7 @@ from dgm_infer.kernels import ConstrainedHMC
 from evaluation.benchmarks import BENCHMARKS
 from evaluation.commands import answers, outline
 from evaluation.commands.cli import main
+from evaluation.commands.inputs import read_images
 from evaluation.commands.messages import one_line
 from evaluation.commands.options import with_class_paths
 from evaluation.experiments import EXPERIMENTS
@@ -436,6 +437,10 @@ def test_shipped_configurations_are_found_from_anywhere(tmp_path, monkeypatch):
     name = "configs/condition/digits_top_half.yaml"
     found = answers.shipped(["--config", name, f"--config={name}", "configs/none.yaml", "--name=configs/x"])
     assert found == ["--config", str(ROOT / name), f"--config={ROOT / name}", "configs/none.yaml", "--name=configs/x"]
+    # and the pictures that they name
+    pictures = read_images("configs/condition/garments", 3, (28, 28))
+    assert pictures.shape == (3, 28, 28)
+    assert pictures.flatten(1).std(1).min() > 0.1
     # one's own comes first
     Path("configs/condition").mkdir(parents=True)
     Path(name).write_text("name: own\n")
