@@ -40,7 +40,8 @@ def rank_rows(name: str, settings: Mapping[str, Any]) -> dict[str, dict[str, Any
         name: of a shipped generator with a prior and a decoder.
         settings: ``problems`` images, ``chains``, ``draws``, ``seed``, ``device``.
     """
-    parts = LatentVariableModel.of(generators.load(name).to(settings["device"]))
+    model = generators.load(name).to(settings["device"])
+    parts = LatentVariableModel.of(model)
     made = parts.generate(settings["problems"], settings["seed"])
     mask = top_half(tuple(made.images.shape[1:]))
     problem = LatentPosterior(parts.decoder, made.images, parts.prior, mask)
@@ -49,13 +50,15 @@ def rank_rows(name: str, settings: Mapping[str, Any]) -> dict[str, dict[str, Any
         # what runs find wrong with themselves: here it is measured
         warnings.simplefilter("ignore")
         sizes = {"chains": settings["chains"], "draws": settings["draws"]}
-        # each by itself: together all rows of a transition make the steps of the image whose steps are the shortest
+        # images of a flow each by itself: together all make the steps of the one whose steps are the shortest
+        together = 1 if isinstance(model, generators.LatentFlow) else len(made.images)
         runs = [
             uninterrupted(dgm.sample(problem.take(own), seed=settings["seed"] + k, progress=False, **sizes))
-            for k, own in enumerate(torch.arange(len(made.images), device=made.images.device).split(1))
+            for k, own in enumerate(torch.arange(len(made.images), device=made.images.device).split(together))
         ]
     seconds = (time.perf_counter() - began) / len(made.images)
-    r_hat = np.array([run.summary()["r_hat"].to_numpy(float).max() for run in runs])
+    r_hats = [run.summary()["r_hat"].to_numpy(float).reshape(run.shape[2], -1).max(-1) for run in runs]
+    r_hat = np.concatenate(r_hats)
     draws = torch.cat([run.inputs.flatten(0, 1) for run in runs if run.inputs is not None], 1)
     draws = draws[torch.linspace(0, len(draws) - 1, _AMONG).long()]
     truth = made.latents.to(draws)

@@ -137,7 +137,7 @@ def _check(name: str, arguments: Sequence[str], accepted: Sequence[Option]) -> N
 
 def shipped(arguments: Sequence[str]) -> list[str]:
     """The arguments, with ``configs/...`` in place where the package has it and the working directory does not."""
-    return [shipped_path(word) if "configs/" in word else word for word in arguments]
+    return [shipped_path(word) for word in arguments]
 
 
 def shipped_path(word: str) -> str:
