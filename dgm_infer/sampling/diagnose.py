@@ -44,6 +44,8 @@ class DiagnosisSettings:
     often: float = 3e-3
     """Share of those that is a fault: of a hierarchy whose neck chains bounce off it is 0.3 to 9 %, of a small decoder
     that is sampled well it has been 0.2 %."""
+    fewer: float = 0.7
+    """Share of the rejections to which another acceptance is to bring them, for it to be advice."""
     bfmi: float = 0.3
     """E-BFMI below which momenta change the energy too little (Betancourt 2016), the limit of Stan: a hierarchy whose
     scale near zero three runs visited a third of the times that it should, had 0.29 to 0.31."""
@@ -149,11 +151,11 @@ def _transitions(draws: Run, told: Tensor) -> Iterator[Finding]:
             yield finding(
                 "misleading",
                 f"{diverged} of {made} diverged ({100 * share.max():.2g} %){of_problems(bad)}",
-                "draws may be missing where the density is narrow: use smaller steps (target_acceptance=0.95), or "
-                "rescale the variables",
+                f"draws may be missing where the density is narrow: use {_smaller_steps(stats)}, or rescale the "
+                "variables",
                 bad,
             )
-    finer = "smaller steps (target_acceptance=0.95)"
+    finer = _smaller_steps(stats)
     if hasattr(innermost(draws.kernel), "n_geodesic"):
         finer += " or more sub-steps (n_geodesic=)"
     for name, what in (("projection_failed", "projections"), ("reversal_failed", "reversals")):
@@ -178,6 +180,14 @@ def _transitions(draws: Run, told: Tensor) -> Iterator[Finding]:
                 "or see metric=",
                 low,
             )
+
+
+def _smaller_steps(stats: dict[str, Tensor]) -> str:
+    """What makes steps smaller than those of this run, whose acceptance is near what they were adapted to."""
+    rate = stats["acceptance_rate"]
+    reached = rate[rate > 0].mean().nan_to_num()
+    higher = next((asked for asked in (0.95, 0.99) if 1 - asked < _SETTINGS.fewer * (1 - reached)), None)
+    return f"smaller steps ({'step_size=' if higher is None else f'target_acceptance={higher}'})"
 
 
 def _ends(problem: Any) -> bool:

@@ -170,9 +170,20 @@ def test_failures_are_named_from_a_share_on(name, share, severity, words):
     x = normal(CHAINS, DRAWS, 1)
     (found,) = held(x, **{name: failing(share)}).diagnose()
     assert (found.severity, found.what) == (severity, words)
-    assert "target_acceptance=" in found.remedy
+    assert "smaller steps" in found.remedy
     assert ("n_geodesic=" in found.remedy) == (name != "diverging")
     assert not held(x, **{name: failing(share / 20)}).diagnose()
+
+
+@pytest.mark.parametrize(
+    ("reached", "smaller"),
+    [(0.9, "target_acceptance=0.95"), (0.95, "target_acceptance=0.99"), (0.995, "step_size=")],
+)
+def test_steps_are_to_be_smaller_than_those_of_the_run(reached, smaller):
+    x = normal(CHAINS, DRAWS, 1)
+    rate = torch.where(failing(0.01), 0.0, reached).double()
+    (found,) = held(x, diverging=failing(0.01), acceptance_rate=rate).diagnose()
+    assert f"use smaller steps ({smaller})" in found.remedy
 
 
 def test_trajectories_whose_energy_errs_by_twenty_nats_have_diverged():
