@@ -320,10 +320,11 @@ def test_draws_of_pictures_are_a_sheet_with_titles(shape, lead, tmp_path):
         draws = dgm.sample(fibre, kernel, chains=2, warmup=0, draws=3, seed=1, progress=False)
         figure = draws.plot("pictures", originals=truth)
         figure.savefig(tmp_path / f"{name}.png")
-        titles[name] = [axis.get_title() for axis in figure.axes if axis.get_title()]
+        (axis,) = figure.axes
+        titles[name] = [label.get_text() for label in axis.texts if label.get_text()]
         if name == "half":
             # the top as it is, the rest marked, though its values are known
-            seen = np.asarray(figure.axes[1].images[0].get_array())
+            seen = np.asarray(axis.images[1].get_array())
             first = (truth.reshape(-1, *shape)[0] + 1) / 2
             top = first.movedim(0, -1).expand(6, 6, 3) if len(shape) == 3 else first.unsqueeze(-1).expand(6, 6, 3)
             np.testing.assert_allclose(seen[:3], top[:3].clamp(0, 1), atol=1e-5)

@@ -26,7 +26,7 @@ from ..figures.thumbnails import thumbnails
 from ..figures.traces import traces
 from ..reports.kept import go_on, kept_run
 from ..reports.mixing import describe, modes, worst_and_typical
-from ..reports.page import code, diagnostic_plots, frame, pictures, said, write_report
+from ..reports.page import code, frame, pictures, said, write_report
 from ..reports.records import announce
 from .inputs import HeldOutImages, Observed, binarised, read_generator, read_images, read_observation
 from .keeping import keep
@@ -229,7 +229,7 @@ def _write_report(
         (f"{made}s", pictures([folder / "completions.png"], f"{made.lower()}s")),
         ("Diagnosis", said(diagnosis)),
         ("Latents with the largest R-hat", frame(worst, "latent")),
-        ("Traces and ranks", diagnostic_plots(draws)),
+        ("Traces and ranks", pictures([folder / "traces.png"], "the latents with the largest R-hat, and typical ones")),
         ("Numbers", code(described)),
         ("What was asked", code(resolved) if resolved else ""),
         ("How to go on", code(again) + (f"<p>{len(singles)} single pictures are in {folder / 'images'}.</p>")),

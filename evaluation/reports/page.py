@@ -1,17 +1,14 @@
 """``report.html`` of a run folder: one file that holds what was asked, what was found, and how to go on."""
 
-import io
 from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
 
-from dgm_infer import Draws
-from dgm_infer.errors import DgmInferError
 from dgm_infer.files import write_file
 from dgm_infer.html import figure, page, table, text
 
-__all__ = ["REPORT", "code", "diagnostic_plots", "frame", "pictures", "said", "write_report"]
+__all__ = ["REPORT", "code", "frame", "pictures", "said", "write_report"]
 
 REPORT = "report.html"
 """Its name in the folder of a run."""
@@ -38,20 +35,6 @@ def frame(values: pd.DataFrame, label: str = "", n: int = 12) -> str:
 def pictures(files: Iterable[Path], caption: str | None = None) -> str:
     """Pictures of a run folder, those that are there, with this caption or their names."""
     return "".join(figure(file, caption or file.stem.replace("_", " ")) for file in files if file.is_file())
-
-
-def diagnostic_plots(draws: Draws) -> str:
-    """ArviZ's traces and ranks of the latents with the largest R-hat; a line where there are none to plot."""
-    shown = []
-    for kind in ("trace", "rank"):
-        try:
-            plot = draws.plot(kind, n=4)
-        except DgmInferError as error:
-            return f"<p>{text(error)}</p>"
-        file = io.BytesIO()
-        plot.savefig(file, format="png", dpi=70, facecolor="white")
-        shown.append(figure(file.getvalue(), f"{kind} of the latents with the largest R-hat"))
-    return "".join(shown)
 
 
 def write_report(folder: Path, title: str, lead: str, sections: Iterable[tuple[str, str]]) -> None:

@@ -72,7 +72,7 @@ def test_condition_writes_a_complete_run_folder(config, tmp_path, capsys):
         "report.html",
     }
     page = whole((folder / "report.html").read_text())
-    assert len(page.addresses) == 3
+    assert len(page.addresses) == 2
     diagnosis = str(Draws.load(folder / "posterior.nc").diagnose())
     # what is not compared with the observation is in the report all the same
     assert outline.in_words_of("condition", diagnosis.splitlines()[0].split(":")[0]) in page.words

@@ -66,7 +66,6 @@ def run(tmp_path, monkeypatch):
     (tmp_path / "temporary").mkdir()
     # pictures take most of the time of a run as short as these, and are not looked at
     monkeypatch.setattr(condition_module, "traces", lambda path, *_: save_picture(path, Figure(), 50))
-    monkeypatch.setattr(condition_module, "diagnostic_plots", lambda draws: "")
 
     def go(name, *options):
         (tmp_path / "config.yaml").write_text({"condition": CONDITION, "evidence": EVIDENCE}[name])
