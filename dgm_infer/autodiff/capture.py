@@ -47,6 +47,14 @@ class Graph:
         return sum(node.op == "call_function" for node in self.module.graph.nodes)
 
 
+def coarsest_type(module: fx.GraphModule) -> torch.dtype:
+    """The floating type with the largest rounding that a graph computes in."""
+    graphs = [part.graph for part in module.modules() if isinstance(part, fx.GraphModule)]
+    values = [node.meta.get("val") for graph in graphs for node in graph.nodes]
+    types = {value.dtype for value in values if isinstance(value, Tensor) and value.is_floating_point()}
+    return max(types or {torch.float64}, key=lambda dtype: torch.finfo(dtype).eps)
+
+
 def bound_graphs() -> tuple[tuple[Graph, tuple[Tensor, ...]], ...]:
     """The graphs whose constants are replaced at present, with the replacements."""
     return _BOUND.get()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import ModelError, cause
-from .capture import Graph, bound, quiet, recorded_graphs, reproducible, traced, uncollected
+from .capture import Graph, bound, coarsest_type, quiet, recorded_graphs, reproducible, traced, uncollected
 from .captured import CapturedTarget, agree, captured_targets
 from .loops import capturing
 from .pytrees import Form, flatten, tree_map, unflatten
@@ -140,7 +140,7 @@ class Program:
     def _agrees(self, run: Callable[..., list[Tensor]], reference: Callable[..., list[Tensor]]) -> bool:
         """Whether a function of constants and inputs computes what another does, to its coarsest numbers' rounding."""
         own, leaves = self._constants, self._inputs[: len(self._inputs) - len(self._numbers.kinds)]
-        numbers, coarsest = self._inputs[len(leaves) :], _coarsest(self._module)
+        numbers, coarsest = self._inputs[len(leaves) :], coarsest_type(self._module)
         rng = torch.Generator(self._inputs[0].device).manual_seed(0)
         for _ in range(_ATTEMPTS):
             found, expected = run(*own, *leaves, *numbers), reference(*own, *leaves, *numbers)
@@ -202,14 +202,6 @@ class CompiledTarget(CapturedTarget):
         filled = torch.cat([x, x[-1:].expand(-len(x) % self._n, *x.shape[1:])])
         parts = [self._program(part, self._rng) for part in filled.split(self._n)]
         return tree_map(lambda *each: torch.cat(each)[: len(x)], *parts)
-
-
-def _coarsest(module: fx.GraphModule) -> torch.dtype:
-    """The floating type with the largest rounding that a graph computes in."""
-    graphs = [part.graph for part in module.modules() if isinstance(part, fx.GraphModule)]
-    values = [node.meta.get("val") for graph in graphs for node in graph.nodes]
-    types = {value.dtype for value in values if isinstance(value, Tensor) and value.is_floating_point()}
-    return max(types or {torch.float64}, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def _traced(

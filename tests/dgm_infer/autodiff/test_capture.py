@@ -198,3 +198,25 @@ def test_an_energy_that_remembers_is_refused():
 
     with pytest.raises(ModelError, match="computes something else"):
         CapturedTarget(Remembers()).energy(points(4, 2))
+
+
+@pytest.mark.parametrize("grown", [False, True])
+def test_a_network_of_fewer_digits_than_its_energy_agrees_within_its_own(grown):
+    net = network(3, 32, 2).float()
+
+    class Coarse(dgm.Target):
+        dim = 3
+        factor = 1.0
+
+        def energy(self, x):
+            # the control grows by more than a rounding of its network at every call
+            self.factor *= 1.01 if grown else 1.0
+            return self.factor * 100 * (net(x.float())[..., 0].to(FLOAT) - 0.3).square() + x.square().sum(-1)
+
+    target, x = Coarse(), points(4, 3)
+    if grown:
+        with pytest.raises(ModelError, match="computes something else"):
+            CapturedTarget(target).energy(x)
+    else:
+        expected = target.energy_and_gradient(x)[1]
+        torch.testing.assert_close(CapturedTarget(target).gradient(x), expected, rtol=1e-4, atol=1e-4)
