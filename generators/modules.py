@@ -172,8 +172,8 @@ def from_module(
 ) -> NetworkGenerator | WithNoise:
     """Make any network ``z -> image`` a generator to condition: ``x = transform(net(z, **inputs, **arguments))``.
 
-    The network is used as it is, in its own mode; pass it in evaluation mode. :func:`dgm_infer.check` reports whether
-    it can be conditioned.
+    Pass the network in evaluation mode, in which it generates. :func:`dgm_infer.check` reports whether it can be
+    conditioned.
 
     Args:
         net: a module or function of ``z [n, *latent]`` that returns images ``[n, *output_shape]``, or a tuple, list or

@@ -16,7 +16,7 @@ from ..arguments import random_seed, whole_number
 from ..errors import ModelError, cause
 from .densities import InputDensity, StandardNormal
 from .directed import DirectedModel, validate
-from .model import GeneratedImages, GenerativeModel, evaluation_copy, reference_tensor
+from .model import GeneratedImages, GenerativeModel, evaluation_copy, in_evaluation, reference_tensor
 
 _NO_SHAPE = torch.Size()
 
@@ -210,17 +210,18 @@ class LatentVariableModel:
         return self.encoder(x)
 
     def generate(self, n: int, seed: int) -> GeneratedImages:
-        """``n`` outputs from the model itself, in its dtype and on its device.
+        """``n`` outputs from the model itself, in its dtype and on its device, by the decoder in evaluation mode.
 
         Raises:
             ArgumentError: ``n`` is not an integer >= 1, or the seed not one >= 0.
+            ModelError: the decoder is in training mode, and cannot be copied.
         """
         n, seed = whole_number("generate", "n", n), random_seed("generate", seed)
         like = reference_tensor(self.module)
         rng = torch.Generator(like.device).manual_seed(seed)
         z = self.prior.sample((n,), generator=rng, dtype=like.dtype, device=like.device)
         with torch.no_grad():
-            likelihood = self.decoder(z)
+            likelihood = in_evaluation(self.decoder)(z)
             if isinstance(base_distribution(likelihood), Bernoulli):
                 x = torch.bernoulli(likelihood.mean, generator=rng)
             else:

@@ -66,6 +66,16 @@ def evaluation_copy(module: Module) -> Module:
     return other
 
 
+def in_evaluation(module: Module) -> Module:
+    """The module, or a copy in evaluation mode if a part of it is in training mode, as layers that see a whole batch
+    and dropout then compute something else.
+
+    Raises:
+        ModelError: it cannot be copied.
+    """
+    return evaluation_copy(module) if any(part.training for part in module.modules()) else module
+
+
 def frozen_copy(module: Module, dtype: torch.dtype, device: torch.device) -> Module:
     """A copy in evaluation mode, with this dtype and device, whose parameters need no gradients.
 
@@ -197,18 +207,19 @@ class GenerativeModel(nn.Module):
         return None
 
     def generate(self, n: int, seed: int) -> GeneratedImages:
-        """``n`` outputs of inputs from their density, in the model's dtype and on its device; :meth:`log_factor` weighs
-        none of them.
+        """``n`` outputs of inputs from their density, in the dtype and on the device of the model, in evaluation
+        mode; :meth:`log_factor` weighs none of them.
 
         Raises:
             ArgumentError: ``n`` is not an integer >= 1, or the seed not one >= 0.
+            ModelError: the model is in training mode, and cannot be copied.
         """
         n, seed = whole_number("generate", "n", n), random_seed("generate", seed)
         like = reference_tensor(self)
         rng = torch.Generator(like.device).manual_seed(seed)
         u = self.input_density.sample((n,), generator=rng, dtype=like.dtype, device=like.device)
         with torch.no_grad():
-            return GeneratedImages(self.observed(u).reshape(n, *self.output_shape), u)
+            return GeneratedImages(in_evaluation(self).observed(u).reshape(n, *self.output_shape), u)
 
     @property
     def has_log_factor(self) -> bool:
@@ -239,7 +250,8 @@ class GenerativeModel(nn.Module):
         like = reference_tensor(self)
         try:
             with torch.no_grad():
-                output = self.observed(torch.zeros(self.input_density.dim, dtype=like.dtype, device=like.device))
+                zeros = torch.zeros(self.input_density.dim, dtype=like.dtype, device=like.device)
+                output = in_evaluation(self).observed(zeros)
         except Exception as error:
             # nn.Module would report an AttributeError as a missing attribute output_shape
             raise ModelError(f"{type(self).__name__}.observed fails for one row of zeros: {cause(error)}") from error

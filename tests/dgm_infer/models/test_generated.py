@@ -24,3 +24,19 @@ def test_images_from_the_prior(noise):
     assert not images.requires_grad
     with pytest.raises(dgm.errors.ArgumentError, match="n"):
         model.generate(0, seed=1)
+
+
+def test_a_network_in_training_mode_generates_as_it_is_conditioned():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Tanh())
+    net(torch.randn(50, 3))
+    before = [buffer.clone() for buffer in net.buffers()]
+    model = from_module(net, 3).train()
+    images, inputs = model.generate(20, seed=1)
+    image, single = model.generate(1, seed=1)
+    assert all(map(torch.equal, net.buffers(), before))
+    assert model.training
+    torch.testing.assert_close(images, net.eval()(inputs))
+    torch.testing.assert_close(image, net(single))
+    # control: in training mode the network makes something else of these inputs
+    assert not torch.allclose(net.train()(inputs), images)
