@@ -217,7 +217,12 @@ def traced(function: Callable[..., Sequence[Tensor]]) -> Callable[..., fx.GraphM
     """``make_fx``, which takes a second to import, when it is first needed."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    return make_fx(function)
+    return make_fx(function, {torch.ops.aten.copy.default: _written})
+
+
+def _written(place: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """``aten.copy``, what writing into a tensor is without the tensor, by operations that have derivatives."""
+    return source.to(place.dtype).expand(place.shape)
 
 
 class _Counted(TorchDispatchMode):
@@ -305,7 +310,7 @@ _SUMS = {aten.add, aten.sub, aten.rsub, aten.cat, aten.stack}
 # Affine where all their tensors of real numbers are: what is written, and what it is written into.
 _WRITTEN = {
     aten.index_add, aten.scatter, aten.scatter_add, aten.masked_fill, aten.masked_scatter, aten.slice_scatter,
-    aten.select_scatter, aten.copy, aten.index_put,
+    aten.select_scatter, aten.index_put,
 }  # fmt: skip
 # Affine where one factor is and the others are fixed.
 _PRODUCTS = {aten.mul, aten.mm, aten.bmm, aten.matmul, aten.mv, aten.dot, aten.convolution, aten.vdot}

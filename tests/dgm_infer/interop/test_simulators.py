@@ -403,3 +403,32 @@ def test_units_that_the_data_contradict_are_refused_with_what_helps():
         dgm.sample(dgm.condition(model, torch.tensor([8.0, 0.5])), draws=2, warmup=2, progress=False)
     dense = dgm.from_simulator(coupled_far_out, None, structure="dense")
     assert dgm.condition(dense, torch.tensor([8.0, 0.5])).units is None
+
+
+@pytest.mark.parametrize("prior", [td.Normal(0.0, 1.0), td.LogNormal(0.0, 1.0)], ids=["linear", "bent"])
+def test_paths_that_are_written_in_place_have_the_density_of_their_noise(prior):
+    def walk(z):
+        path, x = torch.zeros(3), z["a"]
+        for i in range(3):
+            x = x + 0.5 * torch.randn(())
+            path[i] = x
+        return path
+
+    data = torch.tensor([0.5, 0.7, 1.2], dtype=FLOAT)
+    fibre = dgm.condition(dgm.from_simulator(walk, {"a": prior}), data)
+    assert fibre.marginal is not None
+    u = torch.linspace(-2, 2, 5, dtype=FLOAT).unsqueeze(-1)
+    energy, gradient = fibre.marginal.energy_and_gradient(u)
+    steps = torch.tril(torch.full((3, 3), 0.5, dtype=FLOAT))
+
+    def exact(u):
+        a = u if isinstance(prior, td.Normal) else u.exp()
+        noise = td.MultivariateNormal(a.expand(-1, 3), scale_tril=steps)
+        return -noise.log_prob(data) - td.Normal(0.0, 1.0).log_prob(u[:, 0])
+
+    v = u.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(exact(v).sum(), v)
+    torch.testing.assert_close(energy, exact(u))
+    torch.testing.assert_close(gradient, slope)
+    draws = dgm.sample(fibre, chains=4, warmup=20, draws=20, seed=1, progress=False)
+    assert draws.stats["constraint_error"].max() < 1e-8
