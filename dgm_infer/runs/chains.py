@@ -41,23 +41,31 @@ class Keeper:
         self.enough: str | None = None
         # until when draws are not looked at again
         self._judged = self._began
+        # fewer tell nothing
+        self._enough_for_a_look = 4.0
         self._start: list[float] | None = None
 
     def __call__(self, sampling: SamplingRun) -> None:
         now, stops = time.monotonic(), self._due.is_asked_to_stop
         block = sampling.plan.block
         is_over = self._until is not None and self._until.is_over(now - self._began) and sampling.count > 0
-        if stops or is_over or self._due.is_due or (block is not None and sampling.held >= block):
+        is_kept = stops or is_over or self._due.is_due or (block is not None and sampling.held >= block)
+        if is_kept:
             try:
                 self.write(sampling)
             except ArgumentError as error:
                 # a disk may be full for a while: the chains go on
                 warn(f"no checkpoint after {sampling.now.transitions} transitions: {error}")
             self._due.show()
-            if is_over or now >= self._judged:
-                stops |= sampling.count < sampling.plan.draws and self._has_enough(sampling)
-                ended = time.monotonic()
-                self._judged = ended + (ended - now) / LOOK.share
+        # draws that are in a file alone are read with checkpoints only
+        is_read = now >= self._judged and sampling.count >= self._enough_for_a_look
+        if self._until is not None and (is_over or (is_read and (is_kept or sampling.first == 0))):
+            stops |= sampling.count < sampling.plan.draws and self._has_enough(sampling)
+            ended = time.monotonic()
+            # the first one, of few draws, imports what it needs
+            self._judged = ended + (ended - now) / LOOK.share if self._enough_for_a_look > 4 else ended
+            self._enough_for_a_look = 1 + LOOK.growth * sampling.count
+        if is_kept:
             self._due.wait()
         if stops:
             raise Stopped

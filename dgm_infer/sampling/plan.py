@@ -1,5 +1,6 @@
 """What a run of chains is asked for and until when, the kernel it gets where none is given, what it has come to."""
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -28,20 +29,24 @@ class LookSettings:
 
     draws: int = 2000
     """Draws per chain, evenly spaced, that are judged: fewer draws look less effective, never more."""
+    spare: float = 4.0
+    """How many times the draws that would be enough if they were independent are judged, where that is more."""
     columns: int = 64
     """Numbers of each that are shown: a picture has thousands."""
     block: int = 2**20
     """Bytes of them that are judged together: ranks and autocorrelations take some ten times as much."""
     share: float = 0.02
     """Share of the time that looks of a run ``until=`` may take: all draws are read for one."""
+    growth: float = 1.25
+    """How many times the draws of one look the next has: at many looks a goal is reached by chance."""
 
 
 LOOK = LookSettings()
 
 
-def _judged(draws: Draws) -> dict[str, Tensor]:
-    """Some draws of the latents, or else of the inputs, evenly spaced."""
-    step = -(-draws.shape[1] // LOOK.draws)
+def _judged(draws: Draws, most: int = LOOK.draws) -> dict[str, Tensor]:
+    """Some draws of the latents, or else of the inputs, evenly spaced, at most so many per chain."""
+    step = -(-draws.shape[1] // most)
     if draws.inputs is not None:
         inputs = draws.inputs[:, ::step]
         return (draws.problem.latents(inputs) if draws.problem is not None else {}) or {"inputs": inputs}
@@ -126,6 +131,15 @@ class Until:
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
+    def _most(self, kept: dict[str, Tensor]) -> int:
+        """Draws per chain that tell whether there are enough, by some that are judged in any case."""
+        needed = [self.ess or 0.0]
+        for name, most in (self.mcse or {}).items():
+            spread = kept[name].double().flatten(0, 1).std(0).nan_to_num(0.0)
+            needed.append(float(spread.max() / most) ** 2 if spread.numel() else 0.0)
+        chains = len(next(iter(kept.values())))
+        return max(LOOK.draws, math.ceil(LOOK.spare * max(needed) / chains))
+
     @torch.no_grad()
     def reached(self, draws: Draws | None, seconds: float) -> tuple[bool, str]:
         """Whether it is, and where the run is, in words; of a time alone without the draws."""
@@ -133,6 +147,7 @@ class Until:
             return self.is_over(seconds), f"{seconds:.0f} s of {self.seconds:g}"
         said, is_reached = [], True
         kept = _judged(draws)
+        kept = _judged(draws, self._most(kept))
         batch, enough = len(draws.shape) - 2, draws.shape[1] >= 4
         values = side_by_side(kept, batch)
         if self.ess is not None:

@@ -78,9 +78,8 @@ def sample(
             with ``devices``, ``executor`` or ranks for eight, at most one a chain.
         until: what the run goes on until, ``draws`` being the most: ``ess``, the smallest bulk effective sample size of
             all latents; ``r_hat``, their largest R-hat; ``mcse``, by the name of a latent the Monte Carlo error of its
-            means; all of them have to be reached, or ``seconds``: ``until=dict(ess=400, mcse={"z": 0.01})``. It is
-            looked at with checkpoints, the time always, and ``Draws.stopped_by`` says what was reached. For runs of one
-            shard.
+            means; all of them have to be reached, or ``seconds``: ``until=dict(ess=400, mcse={"z": 0.01})``. Looks
+            take a fiftieth of the time, and ``Draws.stopped_by`` says what was reached. For runs of one shard.
 
     Returns:
         :class:`Draws`. An interrupt (Ctrl-C), or an exception of the model, after the first draw returns the draws made

@@ -6,6 +6,7 @@ import warnings
 from dataclasses import replace
 
 import pytest
+import torch
 
 import dgm_infer as dgm
 from dgm_infer import progress
@@ -26,7 +27,7 @@ from tests.dgm_infer.runs.same import DRAWS, Well, assert_same, quick_run, run
 def test_a_run_goes_on_until_what_is_asked_for(tmp_path, monkeypatch, until, said):
     """And is then the run that was asked for so many draws: resumed, extended and collected."""
     # looked at with every checkpoint, whatever share of the time that takes
-    monkeypatch.setattr(chains, "LOOK", replace(LOOK, share=math.inf))
+    monkeypatch.setattr(chains, "LOOK", replace(LOOK, share=math.inf, growth=1.0))
 
     def sampled(draws, **options):
         kernel = dgm.HMC(n_steps=3, step_size=0.8)
@@ -47,6 +48,28 @@ def test_a_run_goes_on_until_what_is_asked_for(tmp_path, monkeypatch, until, sai
     assert_same(dgm.collect(tmp_path / "run"), draws)
     assert_same(dgm.resume(tmp_path / "run", progress=False), draws)
     assert_same(dgm.extend(tmp_path / "run", 5, progress=False), sampled(n + 5))
+
+
+@pytest.mark.parametrize("until", [{"ess": 20_000}, {"mcse": {"x": 0.006}}], ids=["ess", "mcse"])
+def test_goals_that_take_more_draws_than_a_look_has_can_be_reached(until):
+    x = torch.randn(4, 30_000, 1, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    assert len(x) * LOOK.draws < 20_000
+    assert Until(**until).reached(drawn(x), 0.0)[0]
+    # controls: a seventh of the draws are too few, and so are as many that are correlated
+    assert not Until(**until).reached(drawn(x[:, :4000]), 0.0)[0]
+    assert not Until(**until).reached(drawn(x[:, :2000].repeat_interleave(15, 1)), 0.0)[0]
+
+
+def drawn(x):
+    accepted = torch.ones_like(x[..., 0])
+    stats = {"acceptance_rate": accepted}
+    return dgm.Draws(inputs=None, latents={"x": x}, stats=stats, kernel=dgm.HMC(), seed=0)
+
+
+def test_a_goal_ends_a_run_between_checkpoints():
+    draws = dgm.sample(Well(1.0), warmup=50, draws=10**6, chains=4, seed=7, progress=False, until={"ess": 400})
+    assert draws.stopped_by is not None
+    assert 50 < draws.shape[1] < 10_000
 
 
 def test_a_time_ends_a_run_between_checkpoints_and_the_most_draws_are_no_forecast(monkeypatch):
