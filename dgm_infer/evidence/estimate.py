@@ -177,6 +177,8 @@ class RefineSettings:
     """Runs that may follow the first; normals fifty times narrower than the base, in ten dimensions, take two."""
     widen: float = 1.2
     """Standard deviations of a mode in a base, in those of Laplace's approximation: tails may be heavier."""
+    dense: int = 512
+    """Dimensions up to which a refined base has a covariance of its own, as the metric of HMC has one."""
 
 
 REFINE = RefineSettings()
@@ -234,7 +236,9 @@ def _improved(base: Whitened, outcome: Outcome, unseen: Unseen) -> Whitened:
     """A base with what a run from this one has found, for all problems."""
     log_z = outcome.estimate.log_z
     if _stayed(outcome).any():
-        base = base.refined(outcome.draws, outcome.log_weights, log_z)
+        # a base without correlations may be what keeps chains from the target
+        kind = "full" if base.dim <= REFINE.dense else None
+        base = base.refined(outcome.draws, outcome.log_weights, log_z, kind=kind)
     if unseen.components is not None and (unseen.modes > 0).any():
         base = base_with(base, unseen.components, log_z)
     return base

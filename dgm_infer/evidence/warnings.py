@@ -1,6 +1,6 @@
 """Estimates that are of no use, or little, and how they show."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -200,12 +200,13 @@ def run_warnings(
         restarts,
         least=True,
     )
-    found.look(
-        "misleading",
-        few_round_trips(diagnostics, std_error, 1) & ~short & ~seldom,
-        "no chain went from the base to the target and back{of}",
-        "log Z and std_error are unreliable; use refine=True, a base nearer the target, or more draws",
-    )
+    for remedy, own in _refined(diagnostics, std_error):
+        found.look(
+            "misleading",
+            own & few_round_trips(diagnostics, std_error, 1) & ~short & ~seldom,
+            "no chain went from the base to the target and back{of}",
+            f"log Z and std_error are unreliable; use {remedy}, or more draws",
+        )
     found.look(
         "useless",
         diagnostics.get("acceptance", torch.ones_like(std_error)) < LEVELS.moves,
@@ -222,6 +223,13 @@ def run_warnings(
     return found
 
 
+def _refined(diagnostics: Mapping[str, Tensor], std_error: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """What helps chains to travel, and the problems that it is not too late for: those of refined bases, the others."""
+    refined = diagnostics.get("refinements", torch.zeros_like(std_error)) > 0
+    yield "refine=True, a base nearer the target", ~refined
+    yield "method=dgm.ParallelTempering() or dgm.SMC(), a base nearer the target", refined
+
+
 def further_findings(
     diagnostics: Mapping[str, Tensor], std_error: Tensor, status: EstimateStatus, chains: int
 ) -> list[Finding]:
@@ -232,14 +240,15 @@ def further_findings(
     if chains == 1 or status not in ("unbiased", "consistent"):
         return found
     few_trips = few_round_trips(diagnostics, std_error, chains)
-    found.look(
-        "misleading",
-        few_trips & ~few_round_trips(diagnostics, std_error, 1),
-        f"only {{x:.0f}} round trips between base and target for {chains} chains{{of}}",
-        "std_error assumes that every chain makes one: use refine=True, a base nearer the target, or more draws",
-        diagnostics.get("round_trips"),
-        least=True,
-    )
+    for remedy, own in _refined(diagnostics, std_error):
+        found.look(
+            "misleading",
+            own & few_trips & ~few_round_trips(diagnostics, std_error, 1),
+            f"only {{x:.0f}} round trips between base and target for {chains} chains{{of}}",
+            f"std_error assumes that every chain makes one: use {remedy}, or more draws",
+            diagnostics.get("round_trips"),
+            least=True,
+        )
     if "base_moments_agree" in diagnostics:
         found.look(
             "misleading",
