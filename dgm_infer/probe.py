@@ -90,9 +90,10 @@ def energy_fault(
     except DgmInferError:
         raise
     except Exception as error:
+        remedy = _of_one_point(target, x) or remedy
         return f"the energy fails at x of shape {tuple(x.shape)}, {x.dtype} on {x.device}{remedy}: {cause(error, 150)}"
     if fault := _shape_fault(energy, x):
-        return fault
+        return fault + _of_one_point(target, x)
     if not torch.equal(given, x):
         return f"the energy {WRITES}"
     apart = _difference(energy, again, 1e3 * torch.finfo(energy.dtype).eps)
@@ -111,6 +112,16 @@ def energy_fault(
     return target.own_fault(x) or (_gradient_fault(target, x) if differentiated else None)
 
 
+def _of_one_point(target: Target, x: Tensor) -> str:
+    """What helps an energy that is written for a single point; empty for others."""
+    if target.batch_shape:
+        return ""
+    with suppress(Exception):
+        if torch.as_tensor(target.energy(x[0].clone())).numel() == 1:
+            return ", and not at one point: x has all chains, [..., D], so write x[..., 0] in place of x[0]"
+    return ""
+
+
 def _shape_fault(energy: object, x: Tensor) -> str | None:
     """Describe an energy at points ``x [n, *batch, D]`` that is not one real number each; None if it is."""
     if not isinstance(energy, Tensor):
@@ -124,13 +135,14 @@ def _shape_fault(energy: object, x: Tensor) -> str | None:
 
 @torch.no_grad()
 def refuse_shapes(call: str, target: Target, origin: Tensor) -> None:
-    """Raise ArgumentError if an energy is not one number per point, at two points ``origin [*batch, D]``."""
-    x, fault = origin.expand(2, *origin.shape), None
+    """Raise ArgumentError if an energy is not one number per point, at some points ``origin [*batch, D]``."""
+    # not as many as there are dimensions
+    x, fault = origin.expand(3 if target.dim == 2 else 2, *origin.shape), None
     # what fails otherwise is named where it is looked at
     with suppress(Exception):
         fault = _shape_fault(target.energy(x.clone()), x)
     if fault is not None:
-        raise ArgumentError(f"{call}(): {fault}")
+        raise ArgumentError(f"{call}(): {fault}{_of_one_point(target, x)}")
 
 
 def _check_arguments(target: Target, x: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
@@ -185,7 +186,9 @@ class Target:
 
     def initial_draws(self, n: int, rng: torch.Generator) -> Tensor:
         """Where chains may start, ``[n, *batch, D]``: standard normal draws, unless a subclass knows better."""
-        return torch.randn(n, *self.batch_shape, self.dim, generator=rng, dtype=default_type(), device=rng.device)
+        like = reference(self)
+        dtype = default_type() if like is None else like.dtype
+        return torch.randn(n, *self.batch_shape, self.dim, generator=rng, dtype=dtype, device=rng.device)
 
     def start(self, chains: int, rng: torch.Generator, attempts: int = 100) -> Tensor:
         """:meth:`initial_draws`, made again up to ``attempts`` times where the energy is not finite.
@@ -274,13 +277,40 @@ def first_points(target: Target, n: int, rng: torch.Generator) -> Tensor:
 
 
 def reference(target) -> Tensor | None:
-    """A tensor of the type and on the device that a target computes with, as its ``values`` are; None if unknown."""
+    """A tensor of the type and on the device that a target computes with, as its ``values`` are; None if unknown.
+
+    An energy whose data are of one type, as of a matrix product with float64, takes positions of this type alone.
+    """
     own = getattr(target, "_target", target)
     values = getattr(own, "values", None)
     if isinstance(values, Tensor) and values.is_floating_point():
         return values
     dtype, device = getattr(own, "dtype", None), getattr(own, "device", None)
+    if dtype is None:
+        dtype = _only_type(own if isinstance(own, Target) else target)
     return torch.empty(0, dtype=dtype, device=device) if isinstance(dtype, torch.dtype) else None
+
+
+_UNKNOWN = "unknown"
+
+
+@torch.no_grad()
+def _only_type(target: Any) -> torch.dtype | None:
+    """The type of positions without which an energy fails, of two that it is tried with once; None of one that takes
+    both, or neither."""
+    if not isinstance(target, Target):
+        return None
+    found = vars(target).get("_only_type", _UNKNOWN)
+    if found is _UNKNOWN:
+        taken = []
+        for dtype in (torch.float32, torch.float64):
+            with suppress(Exception):
+                target.energy(torch.full((1, *target.batch_shape, target.dim), 0.5, dtype=dtype))
+                taken.append(dtype)
+        found = taken[0] if len(taken) == 1 else None
+        # vars(), as a target may be a module, too
+        vars(target)["_only_type"] = found
+    return found
 
 
 class _Adapted(Target):

@@ -253,8 +253,13 @@ def batch_shape(y: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
         remedy = permutation("image", found, tuple(shape))
     elif plain == tuple(n for n in shape if n != 1):
         remedy = f"reshape it, image.reshape({', '.join(map(str, shape))})"
-    elif torch.Size(found).numel() == torch.Size(shape).numel() or y.shape[-1:].numel() == torch.Size(shape).numel():
-        remedy = "reshape the data; of a picture, dgm.image(image, like=model)"
+    elif (last := _last_dimensions(y, torch.Size(shape).numel())) is not None:
+        if len(shape) == 1:
+            remedy = f"flatten the data, data.flatten({-last}), or give the model pictures as outputs"
+        else:
+            remedy = "reshape the data; of a picture, dgm.image(image, like=model)"
+    elif len(shape) == 1 and y.ndim == 1 and len(y) < shape[0]:
+        remedy = "give all of an output, of which what observe= leaves out is ignored"
     else:
         remedy = (
             "the sizes differ, so that no reshape helps; dgm.image(image, like=model, resize=True) scales a picture"
@@ -263,6 +268,11 @@ def batch_shape(y: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
         f"observed has shape {tuple(y.shape)}; the model's output has shape {tuple(shape)}, after any batch "
         f"dimensions: {remedy}"
     )
+
+
+def _last_dimensions(y: Tensor, size: int) -> int | None:
+    """How many of the last dimensions of data have that size together; None if none do."""
+    return next((k for k in range(1, y.ndim + 1) if y.shape[-k:].numel() == size), None)
 
 
 def permutation(name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> str:

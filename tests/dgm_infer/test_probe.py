@@ -14,6 +14,15 @@ def bowl(x):
     return 0.5 * x.square().sum(-1)
 
 
+def test_an_energy_of_one_point_is_told_of_the_chains():
+    found = energy_fault(dgm.Target(lambda x: (x[0] - 1) ** 2 + (x[1] - x[0] ** 2) ** 2, 2), torch.randn(32, 2))
+    assert found is not None
+    assert "write x[..., 0] in place of x[0]" in found
+    # controls: what fails at one point too, and what is right
+    assert "in place of" not in str(energy_fault(dgm.Target(lambda x: 1 / 0, 2), torch.randn(32, 2)))
+    assert energy_fault(dgm.Target(bowl, 2), torch.randn(32, 2)) is None
+
+
 def fault(energy, batch=(), n=32):
     x = torch.randn(n, *batch, 2, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
     return energy_fault(dgm.Target(energy, 2, batch), x)

@@ -169,3 +169,20 @@ def test_what_torch_refuses_of_one_matrix_is_nan_there_alone(solve):
     found = without_validation(solve)(both)
     assert found[1].isnan()
     assert torch.equal(found[0], solve(torch.eye(2)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_positions_have_the_only_type_that_an_energy_takes(dtype):
+    rng = torch.Generator().manual_seed(0)
+    data = torch.randn(40, 2, generator=rng).to(dtype)
+    target = dgm.Target(lambda w: torch.nn.functional.softplus(w @ data.T).sum(-1) + w.square().sum(-1), 2)
+    assert target.initial_draws(3, rng).dtype == dtype
+    draws = dgm.sample(target, chains=2, warmup=20, draws=10, seed=0, progress=False)
+    assert draws.inputs is not None
+    assert draws.inputs.dtype == dtype
+    assert dgm.Gaussian.laplace(target).mean.dtype == dtype
+    assert dgm.modes(target, 2).positions.dtype == dtype
+    # the control: one that takes both has torch's type, and estimates have the digits of float64
+    both = dgm.Target(lambda w: w.square().sum(-1), 2)
+    assert both.initial_draws(3, rng).dtype == torch.get_default_dtype()
+    assert dgm.Gaussian.laplace(both).mean.dtype == torch.float64

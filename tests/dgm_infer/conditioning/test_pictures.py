@@ -194,3 +194,18 @@ def test_a_mask_of_height_and_width_holds_for_all_channels(lead):
     index = both.observed.operator.index  # type: ignore[attr-defined]
     full = each.reshape(2, 1, 4, 6).expand(2, 3, 4, 6).flatten(1)
     assert torch.equal(index, torch.stack([row.nonzero().squeeze(-1) for row in full]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "observe", "words"),
+    [
+        ((2, 8), None, r"flatten the data, data\.flatten\(-2\)"),
+        ((5, 2, 8), None, r"flatten the data, data\.flatten\(-2\)"),
+        ((4,), dgm.pixels(torch.arange(16) < 4), r"give all of an output, of which what observe= leaves out"),
+        ((3, 9), None, r"no reshape helps"),
+    ],
+)
+def test_a_picture_for_flat_outputs_is_told_how_to_become_flat(shape, observe, words):
+    model = generators.from_module(torch.nn.Linear(3, 16).eval(), latent=3)
+    with pytest.raises(ObservationError, match=words):
+        dgm.condition(model, torch.zeros(shape), observe=observe, noise=0.1)
