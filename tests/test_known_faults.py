@@ -133,7 +133,6 @@ FAULTS: dict[str, list[str]] = {
         f"{KINKS}::test_models_with_kinks_take_no_more_evaluations_than_smooth_ones",
         f"{KINKS}::test_the_operation_its_layer_and_its_line_are_named",
         "dgm_infer/sampling/test_plateau.py::test_steps_grow_again_as_far_as_that_costs_little_acceptance",
-        "dgm_infer/sampling/test_trajectory_length.py::test_sub_steps_that_cure_no_failures_are_taken_back",
     ],
     "retracing": [f"{PROGRAMS}::test_the_density_of_a_program_is_that_of_pyro"],
     "labels, lists": [

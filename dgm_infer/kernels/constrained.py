@@ -1,6 +1,5 @@
 """Constrained HMC on fibres (J Algorithm 1, T Algorithm 11), and by it Riemannian HMC under a tolerance (J 7)."""
 
-import dataclasses
 import math
 from dataclasses import dataclass, replace
 from functools import partial
@@ -66,7 +65,7 @@ class ConstrainedHMC(Scheduled):
 
     Args:
         step_size, n_steps, trajectory_length: as in :class:`HMC`.
-        n_geodesic: geodesic sub-steps per step (Ng); None adds sub-steps in warm-up while solvers fail too often.
+        n_geodesic: geodesic sub-steps per step (Ng); None for one where Newton's method comes first, else two.
         solver: solver that a projection tries first: ``"quasi_newton"`` (one factorisation per projection),
             ``"broyden"`` (corrected by the steps made) or ``"newton"`` (one factorisation per iteration); chains on
             which it fails fall back to Newton, or from Newton to Broyden. None chooses Newton if its Jacobian is cheap
@@ -138,7 +137,7 @@ class ConstrainedHMC(Scheduled):
         return first, "broyden" if first == "newton" else "newton"
 
     def sub_steps(self, problem: Fibre) -> int:
-        """Geodesic sub-steps per step, before any adaptation."""
+        """Geodesic sub-steps per step."""
         return self.n_geodesic or (1 if self.solvers(problem)[0] == "newton" else 2)
 
     def splits(self, problem: Fibre) -> bool:
@@ -151,9 +150,7 @@ class ConstrainedHMC(Scheduled):
         return math.pi / 2 * self.sub_steps(problem) if self.splits(problem) else math.inf
 
     def tuning(self, problem: Fibre) -> Tuning:
-        n_geodesic = self.sub_steps(problem) if self.n_geodesic is None else None
-        tuning = self.schedule_tuning(self.longest_step(problem))
-        return dataclasses.replace(tuning, n_geodesic=n_geodesic)
+        return self.schedule_tuning(self.longest_step(problem))
 
     def is_program(self, problem: Fibre) -> bool:
         """Whether :meth:`step` can be captured as one program: on a GPU by JAX, as loops have loops within."""
@@ -242,7 +239,6 @@ class ConstrainedHMC(Scheduled):
             tuning=Trial(
                 step_size,
                 TrajectoryEnd(state.position, end.position.reshape(full), end.momentum.reshape(full), fraction),
-                end.retried.reshape(shape),
             ),
         )
         return ConstrainedState(u_new.reshape(full), here), info

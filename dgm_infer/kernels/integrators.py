@@ -85,7 +85,7 @@ class ReverseChecks:
         self._waiting: list[Drift] = []
         self._size = 0
         n, device = len(fibre.values), fibre.values.device
-        self._failures, self._retries, self._iterations = torch.zeros(3, n, dtype=torch.int32, device=device)
+        self._failures, self._iterations = torch.zeros(2, n, dtype=torch.int32, device=device)
 
     def add(self, drift: Drift) -> None:
         """Reverse this drift, of a row per constraint, now or later."""
@@ -94,11 +94,11 @@ class ReverseChecks:
         if self._size > _WAITING:
             self._reverse()
 
-    def finished(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Per row ``[R]``: whether all its drifts returned, solver iterations, whether the first solver failed."""
+    def finished(self) -> tuple[Tensor, Tensor]:
+        """Per row ``[R]``: whether all its drifts returned, and solver iterations."""
         if self._waiting:
             self._reverse()
-        return self._failures == 0, self._iterations, self._retries > 0
+        return self._failures == 0, self._iterations
 
     def _reverse(self) -> None:
         drift, n = self._waiting[0], len(self._waiting)
@@ -118,11 +118,7 @@ class ReverseChecks:
         )
         near = (back.position - drift.start).abs().amax(-1) < self._tolerance
         failed = drift.moved & ~(back.converged & near)
-        for total, more in (
-            (self._failures, failed),
-            (self._retries, back.retried),
-            (self._iterations, back.iterations),
-        ):
+        for total, more in ((self._failures, failed), (self._iterations, back.iterations)):
             total.index_add_(0, rows, more.to(total.dtype))
 
 
@@ -263,8 +259,6 @@ class GeodesicEndpoint(NamedTuple):
     """:class:`Status` per row, ``[R]``."""
     iterations: Tensor
     """``[R]``, solver iterations."""
-    retried: Tensor
-    """``[R]``, whether the first solver failed any projection."""
 
 
 def geodesic(
@@ -304,7 +298,7 @@ def geodesic(
         )
     longest, drift = _longest(steps), step / n_geodesic
     status = torch.full(u.shape[:1], int(Status.OK), dtype=torch.int8, device=u.device)
-    iterations, retried = torch.zeros_like(status, dtype=torch.int32), torch.zeros_like(status, dtype=torch.bool)
+    iterations = torch.zeros_like(status, dtype=torch.int32)
     checks = ReverseChecks(fibre, solver, flow, reversal_tolerance)
     for i, (moving, _, kick) in enumerate(_lengths(step, n_steps, longest)):
         for j in range(n_geodesic):
@@ -322,15 +316,14 @@ def geodesic(
             p_new = jacobian.tangent(flow.arrival(u, u_new, drift))
             checks.add(Drift(u, u_new, p_new, drift, jacobian, moved))
             iterations += forward.iterations
-            retried |= forward.retried
             u, p = u_new, torch.where(moved.unsqueeze(-1), p_new, p)
         p = p - kick * jacobian.tangent(flow.force(u, linearisation.gradient))
         # a device would make the host wait for the answer
         if u.device.type == "cpu" and i + 1 < longest and not (status == Status.OK).any():
             break
-    returned, more, again = checks.finished()
+    returned, more = checks.finished()
     status = torch.where(returned, status, int(Status.REVERSAL_FAILED))
-    return GeodesicEndpoint(u, p, linearisation, status, iterations + more, retried | again)
+    return GeodesicEndpoint(u, p, linearisation, status, iterations + more)
 
 
 class _Counts(NamedTuple):
@@ -338,7 +331,6 @@ class _Counts(NamedTuple):
 
     status: Tensor
     iterations: Tensor
-    retried: Tensor
     returned: Tensor
     """Whether all drifts came back when they were reversed."""
 
@@ -360,7 +352,7 @@ def _geodesic_program(
     A row whose drift does not return moves on all the same, as it does there.
     """
     none = torch.zeros_like(n_steps, dtype=torch.bool)
-    counts = _Counts(none.to(torch.int8) + int(Status.OK), none.to(torch.int32), none, ~none)
+    counts = _Counts(none.to(torch.int8) + int(Status.OK), none.to(torch.int32), ~none)
 
     def drifted(here: _Moving, constants: Any) -> tuple[_Moving, Any]:
         fibre, drift, moving, evaluate = constants
@@ -377,7 +369,6 @@ def _geodesic_program(
         counts = _Counts(
             torch.where(alive & ~moved, int(Status.PROJECTION_FAILED), counts.status),
             counts.iterations + forward.iterations + back.iterations,
-            counts.retried | forward.retried | back.retried,
             counts.returned & (~moved | (back.converged & near)),
         )
         return _Moving(there, torch.where(moved.unsqueeze(-1), p, here.momentum), jacobian, counts), found
@@ -396,4 +387,4 @@ def _geodesic_program(
     first = _Moving(u, p, linearisation.jacobian, counts)
     end, there = repeat(n_steps.max(), stepped, (first, linearisation), (fibre, step, n_steps))
     status = torch.where(end.counts.returned, end.counts.status, int(Status.REVERSAL_FAILED))
-    return GeodesicEndpoint(end.position, end.momentum, there, status, end.counts.iterations, end.counts.retried)
+    return GeodesicEndpoint(end.position, end.momentum, there, status, end.counts.iterations)

@@ -31,8 +31,6 @@ class Trial(NamedTuple):
     """Size of the steps taken, ``[chains, *batch]``, if it can be below the requested one."""
     end: TrajectoryEnd | None = None
     """Ends of the trajectories, accepted or not."""
-    retried: Tensor | None = None
-    """Whether the first solver failed a projection, ``[chains, *batch]``."""
     position: Tensor | None = None
     """New positions in the coordinates of the metric, ``[chains, *batch, D]``."""
     gradient: Tensor | None = None
@@ -122,8 +120,6 @@ class Tuning:
     """Whether warm-up chooses the trajectory length, one per problem; needs ``Trial.end``."""
     initial_length: float | Tensor | None = None
     """Initial trajectory length, a number or ``[*batch]``; None for the step size."""
-    n_geodesic: int | None = None
-    """Initial geodesic sub-steps, to which warm-up may add according to ``Trial.retried``; None if it may not."""
     metric: str | None = None
     """Name of the metric that warm-up adapts to ``Trial.position`` and ``gradient``, one per problem; None if fixed."""
     target_acceptance: float | None = None

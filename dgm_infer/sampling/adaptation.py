@@ -1,4 +1,4 @@
-"""What warm-up adapts, by a rule each: step sizes, and those worth trying; trajectory lengths; sub-steps; metrics."""
+"""What warm-up adapts, by a rule each: step sizes, and those worth trying; trajectory lengths; metrics."""
 
 import math
 from typing import Any
@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from ..arguments.values import of_problems
-from ..errors import Status, warn
-from ..kernels import Info
+from ..errors import warn
 from ..kernels.kernel import TrajectoryEnd, Tunable
 from ..kernels.metrics import Metric, fitted
 
@@ -144,63 +143,6 @@ class ChEES:
     def final(self) -> Tensor:
         """The averaged lengths ``[*batch]``, stretched."""
         return self.stretch * (self.log_average.exp() if self.count else self.current)
-
-
-class SubSteps:
-    """Adds geodesic sub-steps when a problem's trajectories fail too often, or need the second solver.
-
-    Failures are rejected; the second solver costs time. The limits are shares of transitions; ``window`` iterations
-    are between decisions. Where many trajectories fail, and by more sub-steps no fewer, as beyond a kink of the
-    constraint, which no root is behind, the last ones are taken back and no others added.
-    """
-
-    failures = 0.005
-    retries = 0.05
-    most = 20
-    # share of failures that more sub-steps should lower, and to which share of itself
-    many, cured = 0.1, 0.7
-
-    def __init__(self, n: int, window: int):
-        self.n, self.window = n, max(window, 1)
-        self.is_steady = False
-        """Whether the latest window asked for no more."""
-        self._before: tuple[int, float] | None = None
-        self._is_vain = False
-        self._reset()
-
-    def _reset(self) -> None:
-        self.iterations = 0
-        self.failed: Tensor | float = 0.0
-        self.retried: Tensor | float = 0.0
-        self.trials: Tensor | float = 0.0
-
-    def update(self, info: Info, counted: Tensor) -> None:
-        """Learn from one iteration of the problems ``counted [*batch]``."""
-        failed = (info.status == Status.PROJECTION_FAILED) | (info.status == Status.REVERSAL_FAILED)
-        self.failed = self.failed + failed.sum(0) * counted
-        retried = None if info.tuning is None else info.tuning.retried
-        self.retried = self.retried + (0 if retried is None else retried.sum(0) * counted)
-        self.trials = self.trials + len(failed) * counted
-        self.iterations += 1
-        if self.iterations < self.window:
-            return
-        share = float(torch.as_tensor(self.failed).sum() / torch.as_tensor(self.trials).sum().clamp_min(1))
-        if self._before is not None and share > max(self.many, self.cured * self._before[1]):
-            self.n, self._is_vain = self._before[0], True
-        self._before = None
-        self.is_steady = self._is_vain or not (
-            self._exceeds(self.failed, self.failures) or self._exceeds(self.retried, self.retries)
-        )
-        if not self.is_steady:
-            self._before = self.n, share
-            self.n = min(self.n + max(1, self.n // 2), self.most)
-        self._reset()
-
-    def _exceeds(self, count: Tensor | float, limit: float) -> bool:
-        # a problem at the limit exceeds this with a probability of 0.02 over the number of problems (a Poisson count)
-        count = torch.as_tensor(count, dtype=torch.float64)
-        expected = limit * torch.as_tensor(self.trials, dtype=torch.float64)
-        return bool((torch.special.gammainc(count, expected) < 0.02 / count.numel()).any())
 
 
 class MetricWindows:

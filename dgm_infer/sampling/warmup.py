@@ -1,4 +1,4 @@
-"""Warm-up: a start-up phase, then step size, trajectory length and sub-steps until they have settled; then frozen."""
+"""Warm-up: a start-up phase, then step size and trajectory length until they have settled; then frozen."""
 
 import math
 from dataclasses import replace
@@ -18,14 +18,13 @@ from .adaptation import (
     ChEES,
     DualAveraging,
     MetricWindows,
-    SubSteps,
     bounded,
     reasonable_step_size,
 )
 
-# Early stopping: transitions of adaptation after which failures of solvers count, and positions correct a
-# metric; over how many of them at least, and positions for every dimension of a metric: with four or two the noisy
-# series of 104 unknowns has 0.8 to 1.0 times the effective draws a second.
+# Early stopping: transitions of adaptation after which positions correct a metric, over how many of them at least, and
+# positions for every dimension of a metric: with four or two the noisy series of 104 unknowns has 0.8 to 1.0 times the
+# effective draws a second.
 _OPEN_FIRST, _OPEN_WINDOW, _PER_DIMENSION = 20, 20, 10
 
 
@@ -36,11 +35,11 @@ class WarmUp:
     iterations, unless the start is already ``typical`` of the posterior) exists because prior draws projected onto a
     fibre have atypically high energy and every chain its own stiffness: each chain has its own step size, quickly
     adapted, and takes one or two steps per transition (math 5.3). After it, warm-up adapts per problem, over its
-    chains, the step size by dual averaging of the mean acceptance and the trajectory length by :class:`ChEES`; for all
-    problems :class:`SubSteps`, up to the last quarter; and per problem the metric, in :class:`MetricWindows` up to the
-    last third, after each of which the step size and the trajectory length start again in its units; a metric that the
-    kernel finds by itself is refined once, by the positions of the second third. Step sizes stop shrinking where
-    acceptance does not respond (:class:`AcceptancePlateau`), and grow again while that costs little.
+    chains, the step size by dual averaging of the mean acceptance, the trajectory length by :class:`ChEES`, and the
+    metric, in :class:`MetricWindows` up to the last third, after each of which the step size and the trajectory length
+    start again in its units; a metric that the kernel finds by itself is refined once, by the positions of the second
+    third. Step sizes stop shrinking where acceptance does not respond (:class:`AcceptancePlateau`), and grow again
+    while that costs little.
 
     Args:
         kernel: the kernel with what is open in it.
@@ -80,23 +79,20 @@ class WarmUp:
         self._settling, self._energies = Settling(), []
         self._averaging: DualAveraging | None = None
         self._acceptance_plateau: AcceptancePlateau | None = None
-        self._sub_steps: SubSteps | None = None
-        if self._tuning.n_geodesic is not None:
-            self._sub_steps = SubSteps(self._tuning.n_geodesic, _OPEN_WINDOW if self._open else iterations // 10)
         self._metric: Metric | None = None
         self._windows: MetricWindows | None = None
         self._knows_metric = False
         self._like = state.position[0, ..., 0]
         self._chees: ChEES | None = None
         if self._tuning.step_size:
-            self._chain_step_size = reasonable_step_size(self._with_sub_steps(self._kernel), problem, state, rng)
+            self._chain_step_size = reasonable_step_size(self._kernel, problem, state, rng)
         if iterations and not self._startup:
             self._precondition(state)
 
     @property
     def kernel(self) -> Kernel:
         """The kernel of the next warm-up iteration."""
-        kernel = self._with_sub_steps(self._kernel)
+        kernel = self._kernel
         if self._done < self._startup:
             return kernel.probe(self._chain_step_size, 2)
         if self._tuning.step_size:
@@ -122,21 +118,16 @@ class WarmUp:
             if self._done == self._startup:
                 self._precondition(state)
             return
-        settled = torch.ones_like(acceptance[0], dtype=torch.bool)
         if self._tuning.step_size:
             averaging = self._dual_averaging()
-            # failures at trial steps say nothing about the final ones
-            settled = averaging.current <= 1.2 * averaging.final
             # what was made of longer ones
-            taken = averaging.current.clamp_max(self._longest_step)
+            taken = averaging.current.clamp_max(self._tuning.longest_step)
             plateau = self._plateau(taken)
             plateau.update(taken, acceptance)
-            averaging.floor = plateau.floor.clamp_max(self._longest_step)
+            averaging.floor = plateau.floor.clamp_max(self._tuning.longest_step)
             averaging.update(acceptance.mean(0), _told(trial, averaging.current))
         if self._tuning.trajectory_length and trial.end is not None:
             self._lengths().update(trial.end, acceptance)
-        if self._sub_steps is not None and self._counts_failures:
-            self._sub_steps.update(info, settled)
         if self._tuning.metric is not None and trial.position is not None:
             self._windows = self._windows or self._metric_windows(self._tuning.metric, trial.position)
             metric = self._windows.update(self._done, trial.position, trial.gradient, self._metric)
@@ -149,7 +140,7 @@ class WarmUp:
     @property
     def keeps_form(self) -> bool:
         """Whether the kernel will change in the values of its tensors alone."""
-        if self._done < self._startup or (self._sub_steps is not None and not self._sub_steps.is_steady):
+        if self._done < self._startup:
             return False
         return (
             self._tuning.metric is None
@@ -164,9 +155,8 @@ class WarmUp:
             return True
         if not self._open or self._done <= self._startup:
             return False
-        steady = self._sub_steps is None or self._sub_steps.is_steady
         refined = self._windows is None or self._done >= self._windows.last
-        return steady and refined and self._settling.reached
+        return refined and self._settling.reached
 
     @property
     def ahead(self) -> int:
@@ -178,17 +168,9 @@ class WarmUp:
         refining = 0 if self._windows is None else self._windows.last - self._done
         return min(most, refining + Settling.fewest if refining > 0 else self._settling.left)
 
-    @property
-    def _counts_failures(self) -> bool:
-        """Whether those of solvers tell: not before the step size has settled, and early enough for it to settle
-        again after more sub-steps."""
-        if self._open:
-            return self._done - self._startup > _OPEN_FIRST
-        return 0.4 < self._done / self._iterations <= 0.8
-
     def _adapted(self) -> Tensor:
         """The values that are adapted, positive, ``[K, *batch]``."""
-        values = [self._dual_averaging().final.clamp_max(self._longest_step)]
+        values = [self._dual_averaging().final.clamp_max(self._tuning.longest_step)]
         if self._tuning.trajectory_length:
             values.append(self._lengths().final)
         return torch.stack(values)
@@ -225,8 +207,7 @@ class WarmUp:
         self._metric, self._kernel = metric, self._kernel.replace(metric=metric)
         self._settling = Settling()
         if self._tuning.step_size:
-            kernel = self._with_sub_steps(self._kernel)
-            self._chain_step_size = reasonable_step_size(kernel, self._problem, state, self._rng)
+            self._chain_step_size = reasonable_step_size(self._kernel, self._problem, state, self._rng)
             self._averaging = self._acceptance_plateau = None
         if self._tuning.trajectory_length:
             self._tuning = replace(self._tuning, initial_length=TRAJECTORY.length)
@@ -234,27 +215,19 @@ class WarmUp:
 
     def frozen(self) -> Kernel:
         """The adapted kernel: step size and trajectory length are tensors ``[*batch]``."""
-        kernel = self._with_sub_steps(self._kernel)
+        kernel = self._kernel
         if self._tuning.step_size:
             if self._acceptance_plateau is not None:
                 self._acceptance_plateau.say(_remedy(self._kernel, self._problem))
-            kernel = kernel.replace(step_size=self._dual_averaging().final.clamp_max(self._longest_step))
+            kernel = kernel.replace(step_size=self._dual_averaging().final.clamp_max(self._tuning.longest_step))
         if self._tuning.trajectory_length:
             kernel = kernel.replace(trajectory_length=self._lengths().final)
         return kernel
-
-    @property
-    def _longest_step(self) -> float:
-        # added sub-steps allow longer steps
-        return self._with_sub_steps(self._kernel).tuning(self._problem).longest_step
 
     def _plateau(self, step_size: Tensor) -> AcceptancePlateau:
         if self._acceptance_plateau is None:
             self._acceptance_plateau = AcceptancePlateau(step_size, self._target)
         return self._acceptance_plateau
-
-    def _with_sub_steps(self, kernel: Any) -> Any:
-        return kernel if self._sub_steps is None else kernel.replace(n_geodesic=self._sub_steps.n)
 
     def _dual_averaging(self) -> DualAveraging:
         if self._averaging is None:

@@ -154,12 +154,6 @@ def _trajectory_length():
         yield
 
 
-@switch("sub-steps", "warm-up adds geodesic sub-steps while solvers fail")
-def _sub_steps():
-    with replaced(warmup.SubSteps, update=lambda self, info, counted: setattr(self, "is_steady", True)):
-        yield
-
-
 @switch("plateau", "steps stop shrinking where acceptance does not respond to them")
 def _plateau():
     def update(self: Any, step_size: torch.Tensor, acceptance: torch.Tensor) -> None:

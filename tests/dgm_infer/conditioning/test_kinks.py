@@ -327,7 +327,7 @@ def updates(code, data):
     fibre = dgm.condition(Model(), torch.tensor(data, dtype=FLOAT))
     draws = dgm.sample(fibre, chains=8, warmup=100, draws=20, seed=0, progress=False)
     kernel: Any = draws.kernel
-    steps = draws.stats["n_steps"].double().mean() * kernel.n_geodesic
+    steps = draws.stats["n_steps"].double().mean() * kernel.sub_steps(fibre)
     return (draws.stats["solver_iterations"].double().mean() + steps).item()
 
 

@@ -73,7 +73,7 @@ def test_a_run_killed_at_any_transition_goes_on_as_if_it_had_not_been(tmp_path, 
 
 @pytest.mark.parametrize("transition", [12, 42])
 def test_a_run_on_a_fibre_that_is_killed_goes_on(tmp_path, monkeypatch, whole_of_fibre, transition):
-    """Its sub-steps are adapted, its states hold Jacobians, and its starts are found."""
+    """Its states hold Jacobians, and its starts are found."""
     with pytest.raises(Killed):
         killed_at(monkeypatch, transition, tmp_path / "run", Killed, run)
     assert_same(dgm.resume(tmp_path / "run", progress=False), whole_of_fibre)

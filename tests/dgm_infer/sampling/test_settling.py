@@ -1,6 +1,5 @@
 """A warm-up whose length is not given ends when it has adapted the kernel, and not before."""
 
-import dataclasses
 import math
 from typing import Any
 
@@ -8,8 +7,6 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.errors import Status
-from dgm_infer.sampling.adaptation import SubSteps
 from dgm_infer.sampling.plan import LONGEST_WARMUP
 from dgm_infer.sampling.warmup import Settling, WarmUp, is_level
 from tests.oracles import FLOAT, correlated_gaussian, linear_gaussian
@@ -133,33 +130,6 @@ def test_chains_that_start_far_away_have_come_near_when_it_ends():
     # of three dimensions: 1.5 nats above the mode on average, with a standard error of 0.43 over eight chains
     assert (start - least).min() > 1e4
     assert (end - least - 1.5).abs().max() < 4 * 0.43
-
-
-def test_failing_solvers_are_waited_for():
-    problem = linear_gaussian(problems=(1,)).problem
-    kernel: Any = dgm.ConstrainedHMC()
-    rng = torch.Generator().manual_seed(0)
-    state = kernel.init(problem, problem.start(CHAINS, rng))
-    warm = WarmUp(
-        kernel, problem, state, rng, iterations=LONGEST_WARMUP, target_acceptance=0.8, typical=True, is_open=True
-    )
-    made, info = 0, None
-    while not warm.is_over:
-        state, info = warm.kernel.step(problem, state, rng)
-        warm.update(info, state)
-        made += 1
-        assert warm._sub_steps is not None
-        assert not warm.is_over or warm._sub_steps.is_steady
-    assert Settling.fewest <= made < LONGEST_WARMUP
-    assert info is not None
-    sub_steps = SubSteps(2, 1)
-    sub_steps.update(info, torch.ones(1, dtype=torch.bool))
-    assert sub_steps.is_steady
-    # the control: a window of nothing but failures
-    failed = dataclasses.replace(info, status=torch.full_like(info.status, int(Status.PROJECTION_FAILED)))
-    warm._sub_steps = sub_steps
-    sub_steps.update(failed, torch.ones(1, dtype=torch.bool))
-    assert not warm.is_over
 
 
 def test_a_stopped_run_with_an_open_warm_up_goes_on_with_the_same_draws(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
-"""Warm-up finds the trajectory length of every problem, and sub-steps where projections fail."""
+"""Warm-up finds the trajectory length of every problem."""
 
-import dataclasses
 import math
 from typing import Any
 
@@ -9,12 +8,10 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.errors import Status
-from dgm_infer.kernels import Info
-from dgm_infer.kernels.kernel import TrajectoryEnd, Trial
-from dgm_infer.sampling.adaptation import ChEES, SubSteps
+from dgm_infer.kernels.kernel import TrajectoryEnd
+from dgm_infer.sampling.adaptation import ChEES
 from tests.models import Bent
-from tests.oracles import FLOAT, correlated_gaussian, linear_gaussian, wave
+from tests.oracles import FLOAT, correlated_gaussian, linear_gaussian
 from tests.quick import some
 
 SCALES = torch.tensor([1.0, 10.0], dtype=FLOAT)
@@ -143,92 +140,6 @@ def test_on_a_linear_fibre_the_length_is_that_of_a_standard_normal(linear):
     assert (kernel.trajectory_length / (ChEES.stretch * best_length()) - 1).abs().max() < 0.25
 
 
-# ------------------------------------------------------------------------------------------------------------ sub-steps
-
-
-def iteration(failed, retried=None):
-    zero = torch.zeros(failed.shape, dtype=FLOAT)
-    status = torch.where(failed, int(Status.REVERSAL_FAILED), int(Status.OK))
-    return Info(zero, status, zero, tuning=Trial(retried=retried))
-
-
-def sub_steps_after(windows, *, failing=0.0, retried=0.0, problems=(3,), chains=16, counted=True, status=None):
-    """Sub-steps after so many windows of 30 iterations in which transitions fail, or are retried, at random."""
-    rng = torch.Generator().manual_seed(122)
-    steps, rates = SubSteps(1, 30), torch.as_tensor(failing).expand(problems)
-    for _ in range(30 * windows):
-        failures = torch.rand(chains, *problems, generator=rng) < rates
-        retries = torch.rand(chains, *problems, generator=rng) < retried
-        steps.update(iteration(failures, retries), torch.as_tensor(counted).expand(problems))
-    return steps.n
-
-
-def test_sub_steps_are_added_while_trajectories_of_some_problem_fail():
-    assert sub_steps_after(1, failing=0.05) == 2
-    assert sub_steps_after(3, failing=0.05) > 3
-    assert sub_steps_after(30, failing=0.05) == SubSteps.most
-    assert sub_steps_after(1, failing=torch.tensor([0.0, 0.0, 0.05])) == 2
-    assert sub_steps_after(1, failing=torch.tensor([0.0] * 999 + [0.2]), problems=(1000,)) == 2
-
-
-def test_sub_steps_that_cure_no_failures_are_taken_back():
-    assert sub_steps_after(1, failing=0.5) == 2
-    assert sub_steps_after(2, failing=0.5) == 1
-    assert sub_steps_after(30, failing=0.5) == 1
-    # those of one problem of many say nothing of the others
-    assert sub_steps_after(3, failing=torch.tensor([0.0] * 99 + [0.5]), problems=(100,)) > 3
-
-
-def test_sub_steps_are_added_where_the_second_solver_is_needed_often():
-    assert sub_steps_after(1, retried=0.2) == 2
-    assert sub_steps_after(5, retried=0.02) == 1
-
-
-@pytest.mark.parametrize("problems", [(), (3,), (1000,)], ids=str)
-def test_sub_steps_are_not_added_for_a_few_failures_by_chance(problems):
-    # half the share that is tolerated, among many problems that could each be the unlucky one
-    assert sub_steps_after(10, failing=SubSteps.failures / 2, problems=problems, chains=8) == 1
-    assert sub_steps_after(10, problems=problems) == 1
-
-
-def test_failures_of_problems_that_do_not_count_yet_add_nothing():
-    assert sub_steps_after(3, failing=0.5, counted=torch.tensor([False, False, False])) == 1
-    assert sub_steps_after(1, failing=torch.tensor([0.5, 0.0, 0.0]), counted=torch.tensor([False, True, True])) == 1
-
-
-def test_divergences_add_no_sub_steps():
-    steps = SubSteps(1, 5)
-    for _ in range(20):
-        diverged = iteration(torch.ones(8, 2, dtype=torch.bool))
-        steps.update(
-            dataclasses.replace(diverged, status=torch.full((8, 2), int(Status.DIVERGED))),
-            torch.ones(2, dtype=torch.bool),
-        )
-    assert steps.n == 1
-
-
-# ------------------------------------------------------------------------------------------------------------- warm-up
-
-
-def failures(draws):
-    return (draws.stats["projection_failed"] | draws.stats["reversal_failed"]).double().mean().item()
-
-
-@pytest.mark.slow
-def test_warm_up_adds_sub_steps_on_a_strongly_bent_fibre_and_the_frozen_kernel_has_them():
-    problem, kernel = wave().problem, dgm.ConstrainedHMC(step_size=0.8, n_steps=(1, 4), solver="quasi_newton")
-    adapted = sample(problem, kernel, warmup=40, draws=8)
-    stiff: Any = adapted.kernel
-    assert stiff.n_geodesic > kernel.sub_steps(problem)
-    # the control: without them
-    assert failures(adapted) < 0.3 * failures(sample(problem, kernel, warmup=0, draws=8))
-
-
-@pytest.mark.slow
-def test_warm_up_leaves_the_sub_steps_of_a_gentle_fibre(linear):
-    assert linear.kernel.n_geodesic == dgm.ConstrainedHMC().sub_steps(linear.problem)
-
-
 KERNELS = [
     dgm.HMC(metric="identity"),
     dgm.HMC(step_size=0.3),
@@ -263,11 +174,8 @@ def test_what_is_left_open_is_filled_in_and_what_is_given_is_kept(kernel, warmup
         given, now = getattr(kernel, name, None), getattr(frozen, name, None)
         if given is not None:
             assert now == given
-        elif name in ("split", "solver") or (name == "n_steps") or (name == "trajectory_length" and kernel.n_steps):
+        elif name in ("split", "solver", "n_geodesic", "n_steps") or (name == "trajectory_length" and kernel.n_steps):
             assert now is None
-        elif name == "n_geodesic":
-            assert now is None or isinstance(now, int)
-            assert (now is None) == isinstance(kernel, dgm.HMC)
         else:
             assert now.shape == (2,)
             assert (now > 0).all()
