@@ -124,8 +124,13 @@ def __getattr__(name: str) -> Any:
 
 
 def _unknown(name: str, home: str | None) -> str:
-    return f"module {__name__!r} has no attribute {name!r}{f': use {home}.{name}' if home else ''}"
+    from difflib import get_close_matches
+
+    known = {each.lower(): each for each in (*_ROOMS, *__all__)}
+    near = get_close_matches(name.lower(), known, 1) if home is None else []
+    help_ = f": use {home}.{name}" if home else f": did you mean {known[near[0]]}?" if near else ""
+    return f"module {__name__!r} has no attribute {name!r}{help_}"
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__, *_ROOMS])
+    return sorted({*__all__, *_ROOMS, "__all__", "__doc__", "__file__", "__name__", "__version__"})

@@ -85,6 +85,10 @@ def test_a_name_of_a_room_is_found_there_and_the_root_says_where(room):
             assert name in import_module(home).__all__
 
 
+def test_what_is_shown_of_the_root_is_its_names_and_rooms():
+    assert {name for name in dir(dgm) if not name.startswith("_")} == {*dgm.__all__, *dgm._ROOMS}
+
+
 def test_a_name_that_is_nowhere_is_an_attribute_error():
-    with pytest.raises(AttributeError, match=r"^module 'dgm_infer' has no attribute 'nuts'$"):
+    with pytest.raises(AttributeError, match=r"^module 'dgm_infer' has no attribute 'nuts': did you mean NUTS\?$"):
         _ = dgm.nuts

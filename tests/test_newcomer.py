@@ -233,8 +233,8 @@ def test_what_is_in_another_room_is_said():
     with pytest.raises(AttributeError, match=r"'from_module': use generators\.from_module"):
         dgm.from_module  # noqa: B018
     # the control
-    with pytest.raises(AttributeError, match=r"'from_modul'$"):
-        dgm.from_modul  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'zebra'$"):
+        dgm.zebra  # noqa: B018
     assert not hasattr(dgm, "load")
 
 

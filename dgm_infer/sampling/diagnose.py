@@ -13,6 +13,7 @@ from ..conditioning.abc_kernels import InputPosterior
 from ..conditioning.faults import off_scale
 from ..conditioning.fibre import Fibre
 from ..conditioning.observed import made_by
+from ..conditioning.projection import solver_tolerance
 from ..conditioning.subject import LIMITS, prior_draws
 from ..diagnosis import Diagnosis, Finding, Severity, diagnosis, finding
 from ..kernels.mode_jumps import innermost
@@ -49,6 +50,8 @@ class DiagnosisSettings:
     bfmi: float = 0.3
     """E-BFMI below which momenta change the energy too little (Betancourt 2016), the limit of Stan: a hierarchy whose
     scale near zero three runs visited a third of the times that it should, had 0.29 to 0.31."""
+    solved: float = 10.0
+    """Tolerances of a solver within which a number is one that an observation determines."""
     starts: int = 4
     """Starting points below which R-hat compares too few."""
     misfit: float = 2.0
@@ -83,7 +86,7 @@ def diagnose(draws: Run, variables: dict[str, Tensor]) -> Diagnosis:
     found += _misfit(draws)
     found += _hidden(draws)
     found += _transitions(draws, told)
-    mixing, numbers = _mixing(variables, draws.shape, told)
+    mixing, numbers = _mixing(draws, variables, told)
     return diagnosis([*found, *mixing], ", ".join([*numbers, *_numbers(draws)]))
 
 
@@ -203,8 +206,9 @@ def _diverged(stats: dict[str, Tensor]) -> Tensor:
     return torch.maximum(stats["diverging"].double(), unstable - sum(failed)).clamp_min(0.0)
 
 
-def _mixing(variables: dict[str, Tensor], shape: torch.Size, told: Tensor) -> tuple[list[Finding], list[str]]:
+def _mixing(draws: Run, variables: dict[str, Tensor], told: Tensor) -> tuple[list[Finding], list[str]]:
     """Findings by R-hat and effective draws, and their worst values in words."""
+    shape = draws.shape
     (chains, n), batch = shape[:2], shape[2:]
     every = torch.ones(batch, dtype=torch.bool)
     if n < _SETTINGS.fewest:
@@ -217,8 +221,7 @@ def _mixing(variables: dict[str, Tensor], shape: torch.Size, told: Tensor) -> tu
         share = (~values.isfinite().all(-1)).double().mean((0, 1)).max()
         what = f"latents are NaN or infinite in {100 * share:.2g} % of the draws{of_problems(lost)}"
         found.append(finding("useless", what, "check the model's latents(u)", lost))
-    # what an observation determines does not vary
-    varies = (values != values[:1, :1]).any(1).any(0)
+    varies = _varies(values, draws.problem)
     bulk, tail = (effective_draws(values, kind) for kind in ("bulk", "tail"))
     numbers = []
     looked = varies & ~(told | lost).unsqueeze(-1)
@@ -238,6 +241,17 @@ def _mixing(variables: dict[str, Tensor], shape: torch.Size, told: Tensor) -> tu
         numbers.append(f"effective draws at least {bulk[varies].min():.0f} (bulk) and {tail[varies].min():.0f} (tail)")
     found += [*_few("bulk", bulk, looked, _MEANS, names), *_few("tail", tail, looked, _TAILS, names)]
     return found, numbers
+
+
+def _varies(values: Tensor, problem: Any) -> Tensor:
+    """Whether numbers ``[chains, draws, *batch, D]`` vary: one that an observation determines does so by the tolerance
+    of solvers alone."""
+    varies = (values != values[:1, :1]).any(1).any(0)
+    if isinstance(problem, Fibre):
+        spread, size = values.amax((0, 1)) - values.amin((0, 1)), values.abs().amax((0, 1))
+        tolerance = _SETTINGS.solved * solver_tolerance(problem.values.dtype)
+        varies &= (spread > tolerance * problem.scale.cpu().unsqueeze(-1)) | (spread > tolerance * size)
+    return varies
 
 
 def _apart(rates: Tensor, unmixed: Tensor, unlikely: Tensor, names: list[str]) -> Iterator[Finding]:

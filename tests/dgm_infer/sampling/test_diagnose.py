@@ -155,6 +155,26 @@ def test_groups_of_chains_are_named_once():
     assert "draws.chain_groups" in found.remedy
 
 
+def test_what_an_observation_determines_is_not_judged_by_the_rounding_of_solvers():
+    x = normal(CHAINS, DRAWS, 2)
+    # chains that differ, by less than a solver's tolerance
+    shift = torch.arange(CHAINS, dtype=FLOAT).view(-1, 1) * 1e-9
+    x[..., 1] = 0.2 + shift + 1e-11 * x[..., 1]
+    fibre = dgm.condition(generators.from_module(torch.nn.Linear(3, 2).eval(), latent=3), torch.zeros(2))
+    draws = held(x)
+    assert draws.diagnose()
+    assert not held_on(fibre, x).diagnose()
+    # the control: of their own scale
+    x[..., 1] -= 0.2
+    assert held_on(fibre, x).diagnose()
+
+
+def held_on(problem, x):
+    draws = held(x)
+    draws.problem = problem
+    return draws
+
+
 # ---------------------------------------------------------------------------------------------------------- transitions
 
 
