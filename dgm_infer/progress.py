@@ -88,7 +88,7 @@ class Progress:
         )
         self.prefix = ""
         self._describe = describe
-        self._phase = ""
+        self._phase, self._restarts = "", False
         self._news: list[Any] = []
         self._said = 0.0
         self._total, self._made, self.is_most = total, 0, is_most
@@ -120,7 +120,8 @@ class Progress:
             self._said = time.monotonic()
 
     def note(self, text: str) -> None:
-        """Write a line that stays, above the bar."""
+        """Write a line that stays, above the bar: what it tells of may take time, as compiling does."""
+        self._restarts = True
         if not self.bar.disable:
             self.bar.clear()
             print(text, file=sys.stderr)
@@ -135,7 +136,10 @@ class Progress:
         if phase != self._phase:
             self._phase, self.bar.bar_format = phase, None
             self.bar.set_description(f"{self.prefix}{phase}", refresh=False)
+            self._restarts = True
+        if self._restarts:
             # what came before, and the first transition with its preparations, say nothing about those to come
+            self._restarts = False
             self.bar.restart_clock(count)
         if news is not None:
             self._news.append(news)

@@ -109,6 +109,22 @@ def test_the_time_left_is_that_of_the_running_phase_not_of_the_start_up(clock, c
     capfd.readouterr()
 
 
+def test_the_time_left_is_not_that_of_compiling(clock, capfd):
+    with Progress(True, total=204) as bar:
+        for _ in range(4):
+            clock.now += 0.5
+            bar.update("warm-up")
+        bar.note("compiling transitions")
+        clock.now += 60
+        bar.update("warm-up")
+        assert "<?" in str(bar.bar)
+        for _ in range(10):
+            clock.now += 0.1
+            bar.update("warm-up")
+        assert bar.bar.format_dict["rate"] == pytest.approx(10)
+    capfd.readouterr()
+
+
 def test_a_lock_that_another_process_took_with_it_stops_no_bar():
     # tqdm's is shared with forked processes, of which one may be killed while it holds it
     with tqdm.get_lock():
