@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ..arguments import choice
 from ..arguments.values import plural
 from ..autodiff.jacobian_products import pull_back
 from ..conditioning.agreement import check_agreement
-from ..errors import DgmInferError, ModelError, cause, warn
+from ..errors import ArgumentError, DgmInferError, ModelError, cause, warn
 from ..models import frozen_copy, reference_tensor
 from .charts import chart_of
 from .log_densities import TOLERATED, lost_mass, warn_of_lost_mass
@@ -48,6 +49,17 @@ class CheckSettings:
 
 
 CHECKS = CheckSettings()
+
+
+def check_structure(call: str, structure: str | None) -> None:
+    """Raise ArgumentError for a structure that a program cannot be asked for."""
+    if structure == "markov":
+        raise ArgumentError(
+            f"{call}(structure='markov'): that is for a dgm.DirectedModel, which defines the transition of a step; "
+            "of a program it is 'dense' or 'independent'"
+        )
+    if structure is not None:
+        choice(call, "structure", structure, ("dense", "independent"))
 
 
 def prepared(model: Model, structure: str | None, line: str) -> Model:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import choice, mapping
+from ..arguments import mapping
 from ..errors import ArgumentError, ModelError
 from ..sampling.predictive import CalledProgram
-from .guards import prepared
+from .guards import check_structure, prepared
 from .reparametrisation import reparametrise
 from .statements import (
     as_data,
@@ -70,8 +70,7 @@ def from_pyro(
     """
     if not callable(program):
         raise ArgumentError(f"from_pyro({type(program).__name__}): expected a Pyro program, a callable")
-    if structure is not None:
-        choice("from_pyro", "structure", structure, ("dense", "independent"))
+    check_structure("from_pyro", structure)
     hard, likely = as_data("from_pyro", "observed", observed), as_data("from_pyro", "soft", soft)
     made = mapping("from_pyro", "functions", functions, "{'largest': lambda values: ...}")
     model = ProgramModel(program, args, kwargs, hard, likely, made)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch import distributions as td
 
-from ..arguments import choice, function
+from ..arguments import function
 from ..errors import ArgumentError, ModelError
 from ..models import InputDensity
-from .guards import prepared
+from .guards import check_structure, prepared
 from .reparametrisation import reparametrise, reparametrise_density
 from .tape import Tape, first_line
 from .traced import TracedModel, TracedRun
@@ -49,8 +49,7 @@ def from_simulator(
             graph, or fails. The message quotes the line.
     """
     function("from_simulator", "simulate", simulate, "lambda z: z + torch.randn(3)")
-    if structure is not None:
-        choice("from_simulator", "structure", structure, ("dense", "independent"))
+    check_structure("from_simulator", structure)
     model = SimulatorModel(simulate, prior, args, kwargs)
     return prepared(model, structure, first_line(simulate))
 

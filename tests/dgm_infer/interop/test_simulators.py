@@ -134,7 +134,7 @@ def test_structure_is_found_stated_and_can_be_overridden():
     assert dense.structure == "dense"
     with pytest.raises(ModelError, match="share their noise"):
         dgm.from_simulator(with_loop_and_in_place_writes, NORMAL, structure="independent")
-    with pytest.raises(ArgumentError, match="'dense' or 'independent'"):
+    with pytest.raises(ArgumentError, match=r"DirectedModel.*'dense' or 'independent'"):
         dgm.from_simulator(independent_units, SCALES, 4, structure="markov")
 
 
