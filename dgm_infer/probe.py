@@ -117,8 +117,11 @@ def _of_one_point(target: Target, x: Tensor) -> str:
     if target.batch_shape:
         return ""
     with suppress(Exception):
-        if torch.as_tensor(target.energy(x[0].clone())).numel() == 1:
-            return ", and not at one point: x has all chains, [..., D], so write x[..., 0] in place of x[0]"
+        if target.energy(x[0].clone()).shape == ():
+            return (
+                ", and not at one point: x has all chains, [..., D], so write x[..., 0] in place of x[0], sum(-1) in "
+                "place of sum()"
+            )
     return ""
 
 

@@ -42,8 +42,9 @@ class VerdictSettings:
     """Draws whose energies are computed at once."""
     apart: int = 4
     """And those of these that are computed alone, too."""
-    failing: float = 0.1
-    """Share of failing transitions from which jumps of the Jacobian are looked for."""
+    failing: float = 0.15
+    """Share of failing transitions from which jumps of the Jacobian are looked for: step sizes leave 0.1 of rejections,
+    which may all be failures."""
     lines: int = 8
     """Draws between which they are."""
     each: int = 4

@@ -353,7 +353,7 @@ def test_what_does_not_fit_is_named():
         ),
         (
             (dgm.Target(lambda x: x.square().sum(-1, keepdim=True), 2), None, None),
-            r"is of shape \(2, 1\): expected one real value per point",
+            r"is of shape \(3, 1\): expected one real value per point, shape \(3,\)$",
         ),
     ]
     for (target, base, method), message in cases:
