@@ -53,7 +53,7 @@ CHECKS = CheckSettings()
 
 def check_structure(call: str, structure: str | None) -> None:
     """Raise ArgumentError for a structure that a program cannot be asked for."""
-    if structure == "markov":
+    if isinstance(structure, str) and structure == "markov":
         raise ArgumentError(
             f"{call}(structure='markov'): that is for a dgm.DirectedModel, which defines the transition of a step; "
             "of a program it is 'dense' or 'independent'"
