@@ -291,26 +291,22 @@ def reference(target) -> Tensor | None:
     return torch.empty(0, dtype=dtype, device=device) if isinstance(dtype, torch.dtype) else None
 
 
-_UNKNOWN = "unknown"
-
-
 @torch.no_grad()
 def _only_type(target: Any) -> torch.dtype | None:
     """The type of positions without which an energy fails, of two that it is tried with once; None of one that takes
     both, or neither."""
     if not isinstance(target, Target):
         return None
-    found = vars(target).get("_only_type", _UNKNOWN)
-    if found is _UNKNOWN:
+    # vars(), as a target may be a module, too
+    known = vars(target)
+    if "_only_type" not in known:
         taken = []
         for dtype in (torch.float32, torch.float64):
             with suppress(Exception):
                 target.energy(torch.full((1, *target.batch_shape, target.dim), 0.5, dtype=dtype))
                 taken.append(dtype)
-        found = taken[0] if len(taken) == 1 else None
-        # vars(), as a target may be a module, too
-        vars(target)["_only_type"] = found
-    return found
+        known["_only_type"] = taken[0] if len(taken) == 1 else None
+    return known["_only_type"]
 
 
 class _Adapted(Target):

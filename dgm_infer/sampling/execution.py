@@ -163,7 +163,7 @@ class Execution:
             made: list[tuple[State, Info]] = []
             calls = operations(lambda: made.append(kernel.step(self._problem, state, rng)))
             state, info = made[0]
-            self._each = calls / _sub_steps(kernel, info)
+            self._each = calls / _steps(info)
         else:
             state, info = kernel.step(self._problem, state, rng)
         if self._compiles is None:
@@ -225,7 +225,7 @@ class Execution:
         """Operations of a transition that was made."""
         if self._each is not None:
             # the first ones of a warm-up are short
-            return self._each * _sub_steps(kernel, info)
+            return self._each * _steps(info)
         if self._energy is None:
             target, position = self._target(state)
             self._energy = 0 if target is None else operations(target.energy, position)
@@ -293,10 +293,9 @@ def _is_counted(kernel: Any) -> bool:
     return hasattr(kernel, "saves_calls")
 
 
-def _sub_steps(kernel: Any, info: Info) -> float:
-    """Steps of the longest trajectory of a transition, sub-steps counted."""
-    steps = float(info.stats.get("n_steps", torch.ones(1)).max())
-    return max(1.0, steps) * (getattr(kernel, "n_geodesic", None) or 1)
+def _steps(info: Info) -> float:
+    """Steps of the longest trajectory of a transition."""
+    return max(1.0, float(info.stats.get("n_steps", torch.ones(1)).max()))
 
 
 def evaluation(target: Target, x: Tensor, times: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:

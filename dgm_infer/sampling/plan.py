@@ -147,7 +147,8 @@ class Until:
             return self.is_over(seconds), f"{seconds:.0f} s of {self.seconds:g}"
         said, is_reached = [], True
         kept = _judged(draws)
-        kept = _judged(draws, self._most(kept))
+        if (most := self._most(kept)) > LOOK.draws:
+            kept = _judged(draws, most)
         batch, enough = len(draws.shape) - 2, draws.shape[1] >= 4
         values = side_by_side(kept, batch)
         if self.ess is not None:

@@ -182,7 +182,7 @@ def sheet(
     width, height = (cell + gap) * len(headings) + gap, (cell + gap) * n_images + gap + top
     figure = Figure(figsize=(width, height), dpi=160)
     # one axis in inches for all: one for every picture takes ten times as long
-    axis = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    axis = figure.add_axes((0, 0, 1, 1))
     axis.set_axis_off()
 
     def show(picture: np.ndarray, row: int, column: int, **colours: Any) -> None:
@@ -200,7 +200,7 @@ def sheet(
             show(picture, i, column)
         spread = array_of(sd[i])
         show(spread.mean(-1) if spread.ndim == 3 else spread, i, len(pictures), cmap="magma", vmin=0, vmax=sd_scale)
-    # imshow() has changed them
+    # after imshow(), which sets its own
     axis.set(xlim=(0, width), ylim=(height, 0))
     headings[len(first) + len(shown) // 2] = heading_of(len(shown), outputs.shape[0], noun_of(mask))
     for column, heading in enumerate(headings):
